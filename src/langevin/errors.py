@@ -1,0 +1,32 @@
+"""Errors a user can act on: one line of cause, one of remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(ValueError):
+    """The request was wrong (exit status 2)."""
+
+    def __init__(self, cause: str, remedy: str = "") -> None:
+        super().__init__(f"{cause}\n{remedy}" if remedy else cause)
+        self.cause = cause
+        self.remedy = remedy
+
+
+class WorkError(RuntimeError):
+    """The request was right but the work failed (exit status 1)."""
+
+    def __init__(self, cause: str, remedy: str = "") -> None:
+        super().__init__(f"{cause}\n{remedy}" if remedy else cause)
+        self.cause = cause
+        self.remedy = remedy
+
+
+def unknown(kind: str, received: str, valid: Iterable[str]) -> UsageError:
+    """An error for a name that is not in a registry, naming the nearest valid one."""
+    names = sorted(valid)
+    near = difflib.get_close_matches(received, names, n=1, cutoff=0.4)
+    remedy = f"Did you mean {near[0]!r}? " if near else ""
+    return UsageError(f"unknown {kind} {received!r}", f"{remedy}Valid: {', '.join(names)}.")

@@ -1,0 +1,228 @@
+"""Softmax with a penalty on distance, computed in a band around the diagonal, exactly.
+
+    w_ij = softmax_j( q_i·k_j - c_i (i - j)² )      over the keys that i sees
+
+The logits q·k are unbounded, so no radius fixed in advance is safe. Here the band ends where the bound
+|q_i| max_j |k_j| - c_i (i - j)² guarantees that every further weight is zero in floating point: nothing
+is cut off. Blocks are visited outwards from the diagonal with a running maximum and sum, and a block of
+zero weights leaves both unchanged bit for bit, so the width of the band, which depends on all tokens,
+never shows in a result.
+
+B batch, H heads, N blocks of C positions, D head width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from langevin.mixers.view import View, wide
+
+_C = 64
+
+
+def attention(q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, penalty_BHL: Tensor, view: View) -> Tensor:
+    """q carries the scale; k and v have as many heads as q; as many queries as keys."""
+    dtype = wide(q_BHLD.dtype)
+    q, k, v = (x.to(dtype) for x in (q_BHLD, k_BHLD, v_BHLD))
+    penalty = penalty_BHL.to(dtype).expand(q.shape[:-1]).contiguous()
+    first, last = (x.contiguous() for x in view.bounds_BQ)
+    out, _, _ = _band(q, k, v, penalty, first, last, view.real_BK, view.causal)
+    return out.to(q_BHLD.dtype)
+
+
+@torch.library.custom_op("langevin::band", mutates_args=())
+def _band(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    penalty: Tensor,
+    first: Tensor,
+    last: Tensor,
+    real: Tensor | None,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, log-sum-exp of each row, and the number of blocks the band reaches to each side."""
+    grid = _Grid(q, k, v, penalty, first, last, real)
+    top = torch.full_like(grid.penalty, -math.inf)
+    total = torch.zeros_like(grid.penalty)
+    acc = torch.zeros_like(grid.q[..., :1]).expand(*grid.q.shape[:-1], v.shape[-1]).clone()
+
+    def visit(shift: int) -> None:
+        rows, _ = grid.pair(shift)
+        s = grid.scores(shift)
+        new_top = torch.maximum(top[:, :, rows], s.amax(-1))
+        base = new_top.masked_fill(new_top == -math.inf, 0.0)
+        p = (s - base[..., None]).exp()
+        keep = (top[:, :, rows] - base).exp()
+        total[:, :, rows] = total[:, :, rows] * keep + p.sum(-1)
+        acc[:, :, rows] = acc[:, :, rows] * keep[..., None] + p @ grid.values(shift)
+        top[:, :, rows] = new_top
+
+    visit(0)
+    reach = grid.reach(top)
+    for shift in _outwards(reach, causal):
+        visit(shift)
+    out = acc / total.clamp_min(torch.finfo(total.dtype).tiny)[..., None]
+    lse = (top + total.log()).masked_fill(total == 0, math.inf)
+    return (
+        grid.ungrid(out),
+        lse.flatten(2)[..., : q.shape[2]].contiguous(),
+        torch.tensor(reach),
+    )
+
+
+@_band.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    penalty: Tensor,
+    first: Tensor,
+    last: Tensor,
+    real: Tensor | None,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(v), torch.empty_like(penalty), torch.empty((), dtype=torch.int64)
+
+
+@torch.library.custom_op("langevin::band_backward", mutates_args=())
+def _band_backward(
+    dout: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    penalty: Tensor,
+    first: Tensor,
+    last: Tensor,
+    real: Tensor | None,
+    causal: bool,
+    reach: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """P = exp(S - lse), dS = P ⊙ (dO Vᵀ - rowsum(dO ⊙ O)), and the products of each with q, k, v."""
+    grid = _Grid(q, k, v, penalty, first, last, real)
+    do, delta = grid.blocks(dout), grid.blocks((dout * out).sum(-1, keepdim=True))
+    row_lse = grid.blocks(lse[..., None], math.inf)
+    dq, dk, dv = torch.zeros_like(grid.q), torch.zeros_like(grid.k), torch.zeros_like(grid.v)
+    dpenalty = torch.zeros_like(grid.penalty)
+    for shift in [0, *_outwards(int(reach), causal)]:
+        rows, columns = grid.pair(shift)
+        p = (grid.scores(shift) - row_lse[:, :, rows]).exp()
+        dv[:, :, columns] += p.transpose(-1, -2) @ do[:, :, rows]
+        ds = p * (do[:, :, rows] @ grid.values(shift).transpose(-1, -2) - delta[:, :, rows])
+        dq[:, :, rows] += ds @ grid.k[:, :, columns]
+        dk[:, :, columns] += ds.transpose(-1, -2) @ grid.q[:, :, rows]
+        dpenalty[:, :, rows] -= (ds * grid.distance(shift).square()).sum(-1)
+    dpenalty = dpenalty.flatten(2)[..., : q.shape[2]].contiguous()
+    return grid.ungrid(dq), grid.ungrid(dk), grid.ungrid(dv), dpenalty
+
+
+@_band_backward.register_fake
+def _(
+    dout: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    penalty: Tensor,
+    first: Tensor,
+    last: Tensor,
+    real: Tensor | None,
+    causal: bool,
+    reach: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(penalty)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, ctx.causal = inputs
+    ctx.save_for_backward(*output, *tensors)
+
+
+def _backward(ctx: Any, dout: Tensor, _lse: Tensor, _reach: Tensor) -> tuple[Tensor | None, ...]:
+    out, lse, reach, *inputs = ctx.saved_tensors
+    grads = _band_backward(dout.contiguous(), out, lse, *inputs, ctx.causal, reach)
+    return (*grads, None, None, None, None)
+
+
+_band.register_autograd(_backward, setup_context=_save)
+
+
+def _outwards(reach: int, causal: bool) -> Iterator[int]:
+    for distance in range(1, reach + 1):
+        yield distance
+        if not causal:
+            yield -distance
+
+
+class _Grid:
+    """The sequence in N blocks of C; block row n meets block column n - shift."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        penalty: Tensor,
+        first: Tensor,
+        last: Tensor,
+        real: Tensor | None,
+    ) -> None:
+        self.length = q.shape[2]
+        self.q, self.k, self.v = self.blocks(q), self.blocks(k), self.blocks(v)
+        self.penalty = self.blocks(penalty[..., None])[..., 0]
+        # Rows beyond the end see nothing: their interval is empty.
+        self.first = self.blocks(first[:, None, :, None], 1)
+        self.last = self.blocks(last[:, None, :, None], 0)
+        self.real = None if real is None else self.blocks(real[:, None, :, None], False)[..., 0]
+        self.N = self.q.shape[2]
+
+    def blocks(self, x: Tensor, fill: float = 0.0) -> Tensor:
+        pad = -self.length % _C
+        return F.pad(x, (0, 0, 0, pad), value=fill).unflatten(2, (-1, _C))
+
+    def ungrid(self, x: Tensor) -> Tensor:
+        return x.flatten(2, 3)[:, :, : self.length].contiguous()
+
+    def pair(self, shift: int) -> tuple[slice, slice]:
+        if shift >= 0:
+            return slice(shift, self.N), slice(0, self.N - shift)
+        return slice(0, self.N + shift), slice(-shift, self.N)
+
+    def distance(self, shift: int) -> Tensor:
+        a = torch.arange(_C, device=self.q.device)
+        return (shift * _C + a[:, None] - a).to(self.q.dtype)
+
+    def values(self, shift: int) -> Tensor:
+        return self.v[:, :, self.pair(shift)[1]]
+
+    def scores(self, shift: int) -> Tensor:
+        rows, columns = self.pair(shift)
+        s = self.q[:, :, rows] @ self.k[:, :, columns].transpose(-1, -2)
+        s = s - self.penalty[:, :, rows, :, None] * self.distance(shift).square()
+        starts = torch.arange(columns.start, columns.stop, device=s.device) * _C
+        j = (starts[:, None] + torch.arange(_C, device=s.device))[:, None, :]
+        seen = (j >= self.first[:, :, rows]) & (j <= self.last[:, :, rows])
+        if self.real is not None:
+            seen = seen & self.real[:, :, columns, None, :]
+        return s.masked_fill(~seen, -math.inf)
+
+    def reach(self, top: Tensor) -> int:
+        """Blocks to each side beyond which every weight underflows to zero."""
+        farthest = self.N - 1
+        underflow = -math.log(torch.finfo(top.dtype).smallest_normal) + 40  # past subnormals
+        bound = self.q.norm(dim=-1) * self.k.norm(dim=-1).amax() - top + underflow
+        radius = (bound / self.penalty).sqrt()
+        radius = radius.masked_fill((self.last < self.first)[..., 0], 0.0)
+        widest = float(radius.amax())
+        if not math.isfinite(widest):
+            return farthest
+        return min(farthest, int((widest - 1) // _C) + 1)

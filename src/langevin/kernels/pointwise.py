@@ -1,0 +1,88 @@
+"""Attention whose weights are a function of each score alone, without an L×L matrix.
+
+    w_ij = f( q_i·k_j + b_i ),   o_i = Σ_j w_ij v_j      over the keys that i sees
+    f: sigmoid, or the identity (linear attention in quadratic order, for views with no faster form)
+
+Queries are taken in blocks and the backward pass computes the weights again, so at most one block of
+weights exists at a time. With P = f(S):  dV = Pᵀ dO,  dS = (dO Vᵀ) ⊙ f'(S),  dQ = dS K,  dK = dSᵀ Q,
+db_i = Σ_j dS_ij.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from langevin.mixers.view import View, wide
+
+# Elements of one block of weights: small enough for the CPU's caches and memory, large enough to
+# keep a GPU busy.
+_BLOCK_ELEMENTS = {"cpu": 2**21, "cuda": 2**28}
+_LEAST_ROWS = 32
+
+
+def attention(
+    q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, bias_BHQ: Tensor, view: View, sigmoid: bool
+) -> Tensor:
+    """q already carries the scale; k and v have as many heads as q; b_i broadcasts to (B, H, Q)."""
+    bias = bias_BHQ.expand(q_BHQD.shape[:-1])
+    dtype = q_BHQD.dtype
+    if q_BHQD.device.type == "cpu":  # half precision is emulated there: slower and less exact
+        q_BHQD, k_BHKD, v_BHKD = (x.to(wide(dtype)) for x in (q_BHQD, k_BHKD, v_BHKD))
+    return _Pointwise.apply(q_BHQD, k_BHKD, v_BHKD, bias, view, sigmoid).to(dtype)
+
+
+def _blocks(q_BHQD: Tensor, view: View) -> Iterator[tuple[slice, slice]]:
+    """(rows, columns) of the weights, a block of queries at a time."""
+    budget = _BLOCK_ELEMENTS.get(q_BHQD.device.type, 2**24)
+    width = view.keys if view.window is None else min(view.keys, 2 * view.window)
+    rows = max(_LEAST_ROWS, budget // (q_BHQD.shape[0] * q_BHQD.shape[1] * width))
+    for start in range(0, view.queries, rows):
+        stop = min(start + rows, view.queries)
+        yield slice(start, stop), slice(*view.reach(start, stop))
+
+
+def _weights(q: Tensor, k: Tensor, bias: Tensor, mask: Tensor, sigmoid: bool) -> Tensor:
+    s = (q @ k.transpose(-1, -2)).to(bias.dtype) + bias[..., None]
+    p = s.sigmoid() if sigmoid else s
+    return p.masked_fill(~mask, 0.0)
+
+
+class _Pointwise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, view: View, sigmoid: bool
+    ) -> Tensor:
+        ctx.save_for_backward(q, k, v, bias)
+        ctx.view, ctx.sigmoid = view, sigmoid
+        parts = []
+        for rows, columns in _blocks(q, view):
+            mask = view.mask(rows, columns)
+            p = _weights(q[..., rows, :], k[..., columns, :], bias[..., rows], mask, sigmoid)
+            parts.append(p.to(v.dtype) @ v[..., columns, :])
+        return torch.cat(parts, -2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dout,) = grads
+        q, k, v, bias = ctx.saved_tensors
+        view, sigmoid = ctx.view, ctx.sigmoid
+        dq_parts, dbias_parts = [], []
+        dk = torch.zeros_like(k, dtype=bias.dtype)
+        dv = torch.zeros_like(v, dtype=bias.dtype)
+        for rows, columns in _blocks(q, view):
+            q_rows, k_columns, do_rows = q[..., rows, :], k[..., columns, :], dout[..., rows, :]
+            mask = view.mask(rows, columns)
+            p = _weights(q_rows, k_columns, bias[..., rows], mask, sigmoid)
+            dv[..., columns, :] += p.to(v.dtype).transpose(-1, -2) @ do_rows
+            ds = (do_rows @ v[..., columns, :].transpose(-1, -2)).to(bias.dtype)
+            ds = ds * (p * (1 - p)) if sigmoid else ds.masked_fill(~mask, 0.0)
+            dbias_parts.append(ds.sum(-1))
+            ds = ds.to(q.dtype)
+            dq_parts.append(ds @ k_columns)
+            dk[..., columns, :] += ds.transpose(-1, -2) @ q_rows
+        dq, dbias = torch.cat(dq_parts, -2), torch.cat(dbias_parts, -1)
+        return dq, dk.to(k.dtype), dv.to(v.dtype), dbias, None, None

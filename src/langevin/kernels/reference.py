@@ -1,0 +1,55 @@
+"""Explicit weights for every family: the specification of the kernels, used for pictures and tests.
+
+B batch, H heads, Q queries, K keys, D head width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from langevin.mixers.view import View
+
+
+def scores(
+    q_BHQD: Tensor,
+    k_BHKD: Tensor,
+    view: View,
+    sharpness: float | Tensor,
+    key_offset: Tensor | None = None,
+    decay: float = 0.0,
+) -> Tensor:
+    """τ_i ( q_i·k_j + κ_j - (α/2)(i - j)² )."""
+    z = q_BHQD @ k_BHKD.transpose(-1, -2)
+    if key_offset is not None:
+        z = z + key_offset.transpose(-1, -2)
+    if decay:
+        z = z - (decay / 2) * squared_distance(view).to(z.dtype)
+    return z * sharpness
+
+
+def squared_distance(view: View) -> Tensor:
+    """(i - j)² for every query and key, (Q, K)."""
+    j = torch.arange(view.keys, device=view.device)
+    i = j[view.offset :]
+    return (i[:, None] - j).square()
+
+
+def softmax_weights(scores_BHQK: Tensor, view: View) -> Tensor:
+    masked = scores_BHQK.masked_fill(~view.mask(), float("-inf"))
+    top = masked.amax(-1, keepdim=True).clamp_min(torch.finfo(masked.dtype).min)
+    e = (masked - top.detach()).exp()
+    return e / e.sum(-1, keepdim=True).clamp_min(torch.finfo(e.dtype).tiny)
+
+
+def sigmoid_weights(scores_BHQK: Tensor, view: View) -> Tensor:
+    return scores_BHQK.sigmoid().masked_fill(~view.mask(), 0.0)
+
+
+def linear_weights(scores_BHQK: Tensor, view: View) -> Tensor:
+    return scores_BHQK.masked_fill(~view.mask(), 0.0)
+
+
+def visible_sum(x_BHKD: Tensor, view: View) -> Tensor:
+    """Σ of x_j over the keys each query sees."""
+    return view.mask().to(x_BHKD.dtype) @ x_BHKD

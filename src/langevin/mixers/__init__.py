@@ -1,0 +1,98 @@
+"""How tokens mix. `langevin.mixers()` lists the mixers by name; `langevin.mixers.build` makes one.
+
+A mixer is one file: a frozen dataclass with the formula in its docstring, registered by name. Installed
+packages may add theirs through the entry-point group `langevin.mixers`.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Any
+
+from torch import nn
+
+from langevin.callable_module import callable_module
+from langevin.errors import UsageError
+from langevin.mixers.attend import attend
+from langevin.mixers.attention import Attention, Cache, Scalars
+from langevin.mixers.drift import Drift, Noise, Wrapper
+from langevin.mixers.heat import Heat
+from langevin.mixers.mechanism import Geometry, Mechanism, SoftmaxMechanism
+from langevin.mixers.neighbor import Neighbor
+from langevin.mixers.sigmoid import Sigmoid
+from langevin.mixers.sima import SimA
+from langevin.mixers.softmax import Softmax
+from langevin.mixers.spec import ALIASES, MIXERS, WRAPPERS, Spec, parse, register, register_wrapper
+from langevin.mixers.ssmax import SSMax
+from langevin.mixers.view import View
+
+__all__ = [
+    "ALIASES",
+    "MIXERS",
+    "WRAPPERS",
+    "Attention",
+    "Cache",
+    "Drift",
+    "Geometry",
+    "Heat",
+    "Mechanism",
+    "Neighbor",
+    "Noise",
+    "SSMax",
+    "Scalars",
+    "Sigmoid",
+    "SimA",
+    "Softmax",
+    "SoftmaxMechanism",
+    "Spec",
+    "View",
+    "Wrapper",
+    "attend",
+    "build",
+    "names",
+    "parse",
+    "register",
+    "register_wrapper",
+]
+
+
+def names() -> list[str]:
+    """Every registered mixer."""
+    order = ["softmax", "ssmax", "heat", "sigmoid", "sima", "neighbor"]
+    return sorted(MIXERS, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def build(
+    spec: str | Spec,
+    *,
+    width: int,
+    heads: int,
+    causal: bool = True,
+    layer: int = 0,
+    depth: int = 4,
+    max_length: int = 1024,
+    **options: Any,
+) -> nn.Module:
+    """A mixer as a module x -> x.
+
+    layer and depth say where it stands; max_length is the training length. Attention mixers also take
+    kv_heads, window, positions ('none' or 'rope') and dropout. Call it as
+    module(x, key_padding_mask=, documents=, cache=module.new_cache(), return_weights=).
+    """
+    spec = parse(spec) if isinstance(spec, str) else spec
+    if max_length < 1 or depth < 1:
+        raise UsageError(f"max_length={max_length} and depth={depth} must be 1 or more")
+    place = dict(width=width, heads=heads, causal=causal, layer=layer, depth=depth)
+    make = Attention if isinstance(spec.mixer, Mechanism) else type(spec.mixer).module
+    try:
+        if make is Attention:
+            return Attention(spec, **place, max_length=max_length, **options)
+        return spec.mixer.module(spec, **place, max_length=max_length, **options)
+    except TypeError as error:
+        raise UsageError(f"{spec.mixer.name}: {error}") from None
+
+
+for _plugin in entry_points(group="langevin.mixers"):
+    _plugin.load()
+
+callable_module(__name__, names)

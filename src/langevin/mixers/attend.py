@@ -1,0 +1,119 @@
+"""`langevin.attend`: any q,k,v mixer as a function."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from langevin.errors import UsageError
+from langevin.mixers.attention import only_mechanism
+from langevin.mixers.mechanism import Geometry, Parameters, as_many_heads
+from langevin.mixers.spec import Spec, parse
+from langevin.mixers.view import View, wide
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: str | Spec = "softmax",
+    *,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    window: int | None = None,
+    documents: Tensor | None = None,
+    past_queries: Tensor | None = None,
+    return_weights: bool = False,
+    implementation: str = "fused",
+    parameters: Parameters | None = None,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+    depth: int = 4,
+    train_length: int = 1024,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Mix values by a mixer spec.
+
+    q is (B, H, Q, D); k and v are (B, H or fewer, K, D). Queries are the last Q of the K positions.
+    key_padding_mask (B, K) is True where a token is real; window is the number of keys a causal query
+    sees back to, itself included (bidirectional: |i - j| < window); documents (B, K) are ids of packed
+    documents. past_queries (B, H, K - Q, D) are needed by causal sima alone, and only when Q < K.
+
+    Learned scalars take their initial values unless `parameters` gives them: {"s": ...} for ssmax,
+    {"drift.gain": ...} for a wrapper's. depth and train_length tell mixers whose formula depends on
+    them (heat's depth law, ssmax's start) what model the call stands in.
+    implementation='reference' computes by explicit weights; return_weights=True also returns them.
+    """
+    _check(q, k, v, past_queries)
+    if implementation not in ("fused", "reference"):
+        raise UsageError(f"implementation={implementation!r} must be 'fused' or 'reference'")
+    parsed = _parsed(spec)
+    mechanism = only_mechanism(parsed)
+    geometry = Geometry(q.shape[1], q.shape[3], k.shape[1], 0, depth, train_length)
+    view = View.of(
+        q.shape[2],
+        k.shape[2],
+        causal=causal,
+        device=q.device,
+        window=window,
+        key_padding_mask=key_padding_mask,
+        documents=documents,
+    )
+    own, *wrapped = _scalars(parsed, geometry, parameters or {}, q)
+    w = None
+    if return_weights or implementation == "reference":
+        w = mechanism.weights(q, k, view, own, geometry, past_queries).to(v.dtype)
+        y = w @ as_many_heads(v, q)
+    else:
+        y = mechanism.attend(q, k, v, view, own, geometry, past_queries)
+    for wrapper, p in zip(parsed.wrappers, wrapped, strict=True):
+        y = wrapper.apply(y, p, training, generator)
+    return (y, w) if return_weights and w is not None else y
+
+
+@torch.compiler.assume_constant_result
+def _parsed(spec: str | Spec) -> Spec:
+    return parse(spec) if isinstance(spec, str) else spec
+
+
+def _scalars(spec: Spec, geometry: Geometry, given: Parameters, like: Tensor) -> list[Parameters]:
+    """Learned scalars of the mixer and of each wrapper: the given ones, else their initial values."""
+    every: list[Parameters] = []
+    known: list[str] = []
+    for part in (spec.mixer, *spec.wrappers):
+        prefix = "" if part is spec.mixer else f"{part.name}."
+        own = {}
+        for name, start in part.parameters(geometry).items():
+            known.append(prefix + name)
+            value = given.get(prefix + name, start)
+            if value.shape != start.shape:
+                raise UsageError(
+                    f"{prefix}{name} has shape {tuple(value.shape)}, expected {tuple(start.shape)}"
+                )
+            own[name] = value.to(device=like.device, dtype=wide(like.dtype))
+        every.append(own)
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{spec} learns no {name!r}", f"It learns: {', '.join(known) or '-'}.")
+    return every
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, past: Tensor | None) -> None:
+    def refuse(what: str) -> UsageError:
+        shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+        return UsageError(f"{what}: {shapes}", "Expected (batch, heads, tokens, head width).")
+
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise refuse("q, k and v must have four dimensions")
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise refuse("q, k and v differ in batch")
+    if q.shape[3] != k.shape[3]:
+        raise refuse("q and k differ in head width")
+    if k.shape[:3] != v.shape[:3]:
+        raise refuse("k and v differ in heads or tokens")
+    if q.shape[1] % k.shape[1]:
+        raise refuse(f"{k.shape[1]} key heads do not divide {q.shape[1]} query heads")
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
+        raise UsageError(f"q, k and v must share one floating type, not {q.dtype}, {k.dtype}, {v.dtype}")
+    expected = (q.shape[0], q.shape[1], k.shape[2] - q.shape[2], q.shape[3])
+    if past is not None and past.shape != expected:
+        raise UsageError(f"past_queries has shape {tuple(past.shape)}, expected {expected}")

@@ -1,0 +1,124 @@
+"""Heat-kernel attention: softmax whose temperature is a diffusion time.
+
+    dot       w_ij = softmax_j( q_i·k_j / 2t )
+    squared   w_ij = softmax_j( -|q_i - k_j|² / 4t )        |q_i|² cancels, |k_j|² does not
+    alpha     either, with -α (i - j)² / 4t added
+
+t is a number; 'law': t₀ √(L₀ / depth), t₀ = 0.28, L₀ = 4; 'head': learned per head; or 'adaptive': per query
+and head, from statistics of the keys the query sees,
+
+    ln t_ih  <-  w_h · ( mean_j z_ij,  |q_i| rms_j |k_j| / d,  ln n_i ),      z = q·k/√d
+
+which needs running sums of k only: causal, no L×L matrix, and all of it in a key-value cache. Learned
+times stay inside (t_min, t_max) smoothly and start at √d/2, where heat-kernel attention is plain softmax.
+(Curry 2025, zenodo 18004600)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from langevin.errors import UsageError
+from langevin.kernels.linear import visible_sum
+from langevin.mixers.mechanism import (
+    Geometry,
+    Parameters,
+    SoftmaxMechanism,
+    as_many_heads,
+    initial,
+    per_head,
+)
+from langevin.mixers.spec import register
+from langevin.mixers.view import View, wide
+
+LAW_TIME, LAW_DEPTH = 0.28, 4
+
+
+@register("heat")
+@dataclass(frozen=True)
+class Heat(SoftmaxMechanism):
+    t: float | Literal["law", "head", "adaptive"] = "head"
+    distance: Literal["dot", "squared"] = "dot"
+    alpha: float = 0.0
+    t_min: float = 0.01
+    t_max: float = 100.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.t, str) and self.t <= 0:
+            raise UsageError(f"heat(t={self.t}) must be positive", "t is a time: t=√d/2 is plain softmax.")
+        if self.alpha < 0:
+            raise UsageError(f"heat(alpha={self.alpha}) must be 0 or more")
+        if not 0 < self.t_min < self.t_max:
+            raise UsageError(f"heat needs 0 < t_min < t_max, not {self.t_min} and {self.t_max}")
+
+    @property
+    def decay(self) -> float:
+        return float(self.alpha)
+
+    def parameters(self, geometry: Geometry) -> Parameters:
+        if self.t not in ("head", "adaptive"):
+            return {}
+        softmax_time = math.sqrt(geometry.head_dim) / 2
+        if not self.t_min < softmax_time < self.t_max:
+            raise UsageError(
+                f"heat: √d/2 = {softmax_time:g} is outside (t_min, t_max) = ({self.t_min}, {self.t_max})",
+                "A learned time starts there; widen the range.",
+            )
+        level = math.log(softmax_time / self.t_min) / math.log(self.t_max / self.t_min)
+        p = {"time": initial(math.log(level / (1 - level)), geometry.heads)}
+        if self.t == "adaptive":
+            p["adapt"] = initial(0.0, geometry.heads, 3)
+        return p
+
+    def time(
+        self, q_BHQD: Tensor, k_BHKD: Tensor, view: View, p: Parameters, geometry: Geometry
+    ) -> float | Tensor:
+        """t: a number, (H, 1, 1) or (B, H, Q, 1)."""
+        if self.t == "law":
+            return LAW_TIME * math.sqrt(LAW_DEPTH / geometry.depth)
+        if not isinstance(self.t, str):
+            return float(self.t)
+        level = per_head(p["time"])
+        if self.t == "adaptive":
+            features = self.statistics(q_BHQD, k_BHKD, view)
+            level = level + (features * p["adapt"][:, None, :]).sum(-1, keepdim=True)
+        return self.bounded(level)
+
+    def bounded(self, level: Tensor) -> Tensor:
+        """(-∞, ∞) -> (t_min, t_max), geometrically."""
+        span = math.log(self.t_max / self.t_min)
+        return self.t_min * (span * level.sigmoid()).exp()
+
+    def statistics(self, q_BHQD: Tensor, k_BHKD: Tensor, view: View) -> Tensor:
+        """(mean_j z_ij, |q_i| rms_j |k_j| / d, ln n_i) over the keys i sees; (B, H, Q, 3)."""
+        dtype = wide(q_BHQD.dtype)
+        q, k = q_BHQD.to(dtype), k_BHKD.to(dtype)
+        if view.real_BK is not None:
+            k = torch.where(view.real_BK[:, None, :, None], k, 0.0)
+        sums = visible_sum(torch.cat([k, k.square().sum(-1, keepdim=True)], -1), view)
+        n = view.visible_BQ.clamp_min(1).to(dtype)[:, None, :, None]
+        means = as_many_heads(sums / n, q)
+        d = q.shape[-1]
+        mean_score = (q * means[..., :-1]).sum(-1, keepdim=True) / math.sqrt(d)
+        spread = (q.square().sum(-1, keepdim=True) * means[..., -1:] + 1e-12).sqrt() / d
+        return torch.cat([mean_score, spread, n.log().expand_as(mean_score)], -1)
+
+    def sharpness(
+        self, q_BHQD: Tensor, k_BHKD: Tensor, view: View, p: Parameters, geometry: Geometry
+    ) -> float | Tensor:
+        return 0.5 / self.time(q_BHQD, k_BHKD, view, p, geometry)
+
+    def key_offset(self, k_BHKD: Tensor) -> Tensor | None:
+        if self.distance == "dot":
+            return None
+        return -k_BHKD.to(wide(k_BHKD.dtype)).square().sum(-1, keepdim=True) / 2
+
+    def learned(self, p: Parameters, geometry: Geometry) -> Parameters:
+        if "time" not in p:
+            return dict(p)
+        return {**p, "time": self.bounded(p["time"])}

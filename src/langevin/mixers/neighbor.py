@@ -1,0 +1,189 @@
+"""Neighbour diffusion: an attention-free mixer that only ever looks at the tokens next door.
+
+Iterated `iters` times on h, starting from x, with hop δ = 1, or 1, 2, 4, ... when dilated:
+
+    n_i  =  W_l h_{i-δ} + W_s h_i + W_r h_{i+δ}
+    h_i  <- LayerNorm( α h_i + (1 - α) W₂ GELU(W₁ n_i) )            kind='mlp'
+    h_i  <- α h_i + (1 - α) (W h_{i-δ} + W h_{i+δ})                 kind='linear'
+
+Causal drops the right neighbour. Beyond the ends, across documents and at padding there are zeros, again at
+every iteration, so nothing wraps around and nothing bleeds. Iterations share weights unless shared=False.
+noise adds σ · rms(x) · ε to x in training. A token hears iters hops (dilated: 2^iters - 1 tokens) far.
+(Banavara, attention-free diffusion)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from langevin.errors import UsageError
+from langevin.kernels.stencil import neighbour, only_real
+from langevin.mixers.attention import Cache, Wrappers
+from langevin.mixers.mechanism import Geometry
+from langevin.mixers.spec import Spec, register
+from langevin.mixers.view import View
+
+
+@register("neighbor")
+@dataclass(frozen=True)
+class Neighbor:
+    iters: int = 4
+    alpha: float = 0.5
+    kind: Literal["mlp", "linear"] = "mlp"
+    shared: bool = True
+    hops: Literal[1, "dilated"] = 1
+    noise: float = 0.0
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if self.iters < 1:
+            raise UsageError(f"neighbor(iters={self.iters}) must be 1 or more")
+        if not 0 <= self.alpha <= 1:
+            raise UsageError(f"neighbor(alpha={self.alpha}) must be between 0 and 1")
+        if self.noise < 0:
+            raise UsageError(f"neighbor(noise={self.noise}) must be 0 or more")
+        if self.hops == "dilated" and self.iters > 30:
+            raise UsageError(f"neighbor(iters={self.iters}) doubles its hop too often", "Use 30.")
+
+    def module(self, spec: Spec, **place: Any) -> NeighborMixer:
+        return NeighborMixer(spec, **place)
+
+    @property
+    def distances(self) -> list[int]:
+        return [2**i if self.hops == "dilated" else 1 for i in range(self.iters)]
+
+
+class NeighborMixer(nn.Module):
+    """x -> x; see the formula above."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        width: int,
+        heads: int,
+        causal: bool,
+        layer: int = 0,
+        depth: int = 4,
+        max_length: int = 1024,
+    ) -> None:
+        super().__init__()
+        if heads < 1 or width % heads:
+            raise UsageError(
+                f"{heads} heads do not divide a width of {width}",
+                f"Choose a number of heads that divides {width}.",
+            )
+        self.spec, self.width, self.heads, self.causal = spec, width, heads, causal
+        self.config: Neighbor = spec.mixer
+        copies = 1 if self.config.shared else self.config.iters
+        step = MLPStep if self.config.kind == "mlp" else LinearStep
+        self.steps = nn.ModuleList(step(width, self.config.alpha, causal) for _ in range(copies))
+        geometry = Geometry(heads, width // heads, heads, layer, depth, max_length)
+        self.wrappers = Wrappers(spec, geometry)
+        self.generator: torch.Generator | None = None
+
+    def new_cache(self) -> Cache:
+        return Cache()
+
+    def state_size(self, length: int) -> int:
+        """The last `hop` inputs of every iteration, whatever the length."""
+        return self.width * sum(min(hop, length) for hop in self.config.distances)
+
+    def forward(
+        self,
+        x_BLW: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        documents: Tensor | None = None,
+        cache: Cache | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        B, L, W = x_BLW.shape
+        if self.width != W:
+            raise UsageError(f"x has width {W}, expected {self.width}")
+        if return_weights:
+            raise UsageError("neighbor has no attention weights", "It mixes neighbours directly.")
+        if cache is not None and not self.causal:
+            raise UsageError(
+                "a bidirectional mixer cannot continue from a cache",
+                "Build it with causal=True, or pass the whole sequence.",
+            )
+        past = cache.length if cache is not None else 0
+        view = View.of(
+            L,
+            past + L,
+            causal=self.causal,
+            device=x_BLW.device,
+            key_padding_mask=key_padding_mask,
+            documents=documents,
+        )
+        h = self._diffuse(self._noised(x_BLW), view, cache)
+        if cache is not None:
+            cache.length = view.keys
+        heads = h.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return self.wrappers(heads).transpose(1, 2).flatten(-2)
+
+    def _noised(self, x_BLW: Tensor) -> Tensor:
+        if not (self.training and self.config.noise):
+            return x_BLW
+        rms = x_BLW.detach().square().mean(-1, keepdim=True).sqrt()
+        noise = torch.randn(x_BLW.shape, dtype=x_BLW.dtype, device=x_BLW.device, generator=self.generator)
+        return x_BLW + self.config.noise * rms * noise
+
+    def _diffuse(self, x_BLW: Tensor, view: View, cache: Cache | None) -> Tensor:
+        h = only_real(x_BLW, view)
+        for i, hop in enumerate(self.config.distances):
+            step = self.steps[0 if self.config.shared else i]
+            left = self._left(h, hop, view, cache, f"iteration {i}")
+            right = None if self.causal else neighbour(h, -hop, view)
+            h = only_real(step(h, left, right), view)
+        return h
+
+    def _left(self, h: Tensor, hop: int, view: View, cache: Cache | None, name: str) -> Tensor:
+        if cache is None:
+            return neighbour(h, hop, view)
+        past = cache.tensors.get(name)
+        if past is None:
+            past = h.new_zeros(h.shape[0], hop, h.shape[2])
+        longer = torch.cat([past, h], 1)
+        cache.tensors[name] = longer[:, -hop:]
+        first, _ = view.bounds_BQ
+        j = torch.arange(view.offset, view.keys, device=view.device) - hop
+        return torch.where((j >= first)[..., None], longer[:, : h.shape[1]], 0.0)
+
+
+class MLPStep(nn.Module):
+    """LayerNorm( α h + (1 - α) W₂ GELU(W₁ (W_l left + W_s h + W_r right)) )."""
+
+    def __init__(self, width: int, alpha: float, causal: bool) -> None:
+        super().__init__()
+        self.alpha = alpha
+        taps = 2 if causal else 3
+        self.taps = nn.Linear(taps * width, width, bias=False)  # W_l, W_s and W_r side by side
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, h: Tensor, left: Tensor, right: Tensor | None) -> Tensor:
+        n = self.taps(torch.cat([left, h] if right is None else [left, h, right], -1))
+        u = self.down(F.gelu(self.up(n)))
+        return self.norm(self.alpha * h + (1 - self.alpha) * u)
+
+
+class LinearStep(nn.Module):
+    """α h + (1 - α) (W left + W right), one biased W."""
+
+    def __init__(self, width: int, alpha: float, causal: bool) -> None:
+        super().__init__()
+        self.alpha = alpha
+        self.tap = nn.Linear(width, width)
+
+    def forward(self, h: Tensor, left: Tensor, right: Tensor | None) -> Tensor:
+        u = self.tap(left) if right is None else self.tap(left) + self.tap(right)
+        return self.alpha * h + (1 - self.alpha) * u

@@ -1,0 +1,156 @@
+"""SimA: attention without softmax or exponentials, linear in the number of tokens.
+
+    w_ij = Σ_c q_ic k_jc / ( ‖q‖_ic · ‖k‖_ic ),    ‖x‖_ic = Σ |x_mc| over the tokens m that i sees
+
+Bidirectional, the norms run over all tokens, as published. Causal, they run over the prefix: both then depend
+on i alone and move onto the query, which leaves plain causal linear attention with an O(1) state. A key-value
+cache does not hold past queries, so that state (or the past queries) must be kept beside it.
+
+|w_ij| <= d, and a row's total decays like 1/n; scale='n' multiplies row i by n_i to undo that.
+(Koohpayegani & Pirsiavash 2024, arXiv 2206.08898; the causal form is ours)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from langevin.errors import UsageError
+from langevin.kernels import linear, pointwise, reference
+from langevin.mixers.mechanism import Geometry, Mechanism, Parameters, as_many_heads
+from langevin.mixers.spec import register
+from langevin.mixers.view import View, wide
+
+
+@register("sima")
+@dataclass(frozen=True)
+class SimA(Mechanism):
+    scale: Literal["none", "n"] = "none"
+
+    needs_past_queries = True
+    recurrent = True
+
+    def attend(
+        self,
+        q_BHQD: Tensor,
+        k_BHKD: Tensor,
+        v_BHKD: Tensor,
+        view: View,
+        p: Parameters,
+        geometry: Geometry,
+        past_queries: Tensor | None = None,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        q, k = self.normalised(q_BHQD, k_BHKD, view, past_queries)
+        v = as_many_heads(_real(v_BHKD.to(q.dtype), view), q)
+        free = view.window is None and view.interval is None and view.queries == view.keys
+        if view.causal and free:
+            out = linear.causal(q, k, v, view.starts_BK)
+        elif free and view.starts_BK is not None:
+            out = linear.within_documents(q, k, v, view)
+        elif not view.causal and view.window is None and view.interval is None:
+            small = view.keys < q.shape[-1]
+            out = (q @ k.transpose(-1, -2)) @ v if small else q @ (k.transpose(-1, -2) @ v)
+        else:
+            none = torch.zeros(1, 1, 1, dtype=q.dtype, device=q.device)
+            out = pointwise.attention(q, k, v, none, view, sigmoid=False)
+        return out.to(v_BHKD.dtype)
+
+    def weights(
+        self,
+        q_BHQD: Tensor,
+        k_BHKD: Tensor,
+        view: View,
+        p: Parameters,
+        geometry: Geometry,
+        past_queries: Tensor | None = None,
+    ) -> Tensor:
+        q, k = self.normalised(q_BHQD, k_BHKD, view, past_queries, reference.visible_sum)
+        return reference.linear_weights(q @ k.transpose(-1, -2), view).to(q_BHQD.dtype)
+
+    def normalised(
+        self,
+        q_BHQD: Tensor,
+        k_BHKD: Tensor,
+        view: View,
+        past_queries: Tensor | None,
+        visible_sum: object = linear.visible_sum,
+    ) -> tuple[Tensor, Tensor]:
+        """q_i / (‖q‖_i ‖k‖_i) and k, in float32 or better, zero at padding."""
+        assert callable(visible_sum)
+        dtype = wide(q_BHQD.dtype)
+        k = _real(k_BHKD.to(dtype), view)
+        every_q = q_BHQD if past_queries is None else torch.cat([past_queries, q_BHQD], -2)
+        if view.causal and every_q.shape[-2] != view.keys:
+            raise UsageError(
+                f"causal sima normalises by past queries: {view.keys} keys came with "
+                f"{every_q.shape[-2]} queries",
+                "Pass past_queries, decode with a module's cache, or pass all queries.",
+            )
+        if every_q.shape[-2] == view.keys:
+            every_q = _real(every_q.to(dtype), view)
+        q = every_q[..., every_q.shape[-2] - view.queries :, :]
+        q = q / _nonzero(visible_sum(every_q.abs(), view))
+        q = q / _nonzero(as_many_heads(visible_sum(k.abs(), view), q))
+        if self.scale == "n":
+            q = q * view.visible_BQ[:, None, :, None].to(dtype)
+        return q, as_many_heads(k, q)
+
+    def advance(
+        self,
+        q_BHLD: Tensor,
+        k_BHLD: Tensor,
+        v_BHLD: Tensor,
+        view: View,
+        p: Parameters,
+        geometry: Geometry,
+        state: tuple[Tensor, ...] | None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The state is Σ k vᵀ, Σ|q| and Σ|k| of the current document."""
+        dtype = wide(q_BHLD.dtype)
+        real = None if view.real_BK is None else view.real_BK[:, view.offset :]
+        starts = None if view.starts_BK is None else view.starts_BK[:, view.offset :]
+        here = View(view.queries, view.queries, True, view.device, real_BK=real)
+        q, k, v = (_real(x.to(dtype), here) for x in (q_BHLD, k_BHLD, v_BHLD))
+        k, v = as_many_heads(k, q), as_many_heads(v, q)
+        B, H, L, D = q.shape
+        if state is None:
+            state = (q.new_zeros(B, H, D, v.shape[-1]), q.new_zeros(B, H, 1, D), q.new_zeros(B, H, 1, D))
+        local = goes_on = None
+        if starts is not None:  # the state belongs to the document that began before these tokens
+            local = (starts - view.offset).clamp_min(-1)
+            goes_on = (local < 0)[:, None, :, None]
+        outer, q_norm, k_norm = state
+
+        def after(x_new: Tensor, x_state: Tensor) -> Tensor:
+            return x_new + (x_state if goes_on is None else torch.where(goes_on, x_state, 0.0))
+
+        q_norms = after(linear.running_sum(q.abs(), local), q_norm)
+        k_norms = after(linear.running_sum(k.abs(), local), k_norm)
+        q_hat = q / _nonzero(q_norms) / _nonzero(k_norms)
+        if self.scale == "n":
+            q_hat = q_hat * view.visible_BQ[:, None, :, None].to(dtype)
+        out = after(linear.causal(q_hat, k, v, local), q_hat @ outer)
+        if local is not None and goes_on is not None:
+            outer = torch.where(goes_on[:, :, -1:], outer, 0.0)
+            k = torch.where((local == local[:, -1:])[:, None, :, None], k, 0.0)
+        outer = outer + k.transpose(-1, -2) @ v
+        return out.to(v_BHLD.dtype), (outer, q_norms[..., -1:, :], k_norms[..., -1:, :])
+
+    def state_size(self, geometry: Geometry, length: int) -> int:
+        """The d×d sum of k vᵀ and the two norms of every head."""
+        return geometry.heads * geometry.head_dim * (geometry.head_dim + 2)
+
+
+def _real(x_BHKD: Tensor, view: View) -> Tensor:
+    if view.real_BK is None:
+        return x_BHKD
+    return torch.where(view.real_BK[:, None, :, None], x_BHKD, 0.0)
+
+
+def _nonzero(norm: Tensor) -> Tensor:
+    """A channel that is zero so far stays zero: dividing it by one is as good as by its norm."""
+    return torch.where(norm > 0, norm, 1.0)

@@ -1,0 +1,50 @@
+"""Scalable softmax: attention that does not fade as the context grows.
+
+    w_ij = softmax_j( (s_h · ln n_i + b_h) · q_i·k_j / √d )
+
+n_i is the number of keys query i sees. s_h is learned per head and starts at 1 / mean_{n<=T} ln n, so that
+over the training length T the mean temperature is that of plain softmax; b is 0 unless asked for.
+(Nakanishi 2025, arXiv 2501.19399)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from langevin.errors import UsageError
+from langevin.mixers.mechanism import Geometry, Parameters, SoftmaxMechanism, initial, per_head
+from langevin.mixers.spec import register
+from langevin.mixers.view import View
+
+
+@register("ssmax")
+@dataclass(frozen=True)
+class SSMax(SoftmaxMechanism):
+    s: float | Literal["head"] = "head"
+    bias: float | Literal["head"] = 0.0
+    train_length: int | None = None  # default: the model's
+
+    def __post_init__(self) -> None:
+        if self.train_length is not None and self.train_length < 2:
+            raise UsageError(f"ssmax(train_length={self.train_length}) must be 2 or more")
+
+    def parameters(self, geometry: Geometry) -> Parameters:
+        T = self.train_length or max(2, geometry.train_length)
+        start = T / math.lgamma(T + 1)  # Σ_{n<=T} ln n = ln T!
+        p = {}
+        if self.s == "head":
+            p["s"] = initial(start, geometry.heads)
+        if self.bias == "head":
+            p["bias"] = initial(0.0, geometry.heads)
+        return p
+
+    def sharpness(
+        self, q_BHQD: Tensor, k_BHKD: Tensor, view: View, p: Parameters, geometry: Geometry
+    ) -> Tensor:
+        s = per_head(p["s"]) if "s" in p else self.s
+        bias = per_head(p["bias"]) if "bias" in p else self.bias
+        return (s * view.log_visible(q_BHQD.dtype) + bias) * geometry.sharpness

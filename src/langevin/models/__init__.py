@@ -1,0 +1,1 @@
+"""Models: other people's, converted (`convert`)."""
