@@ -88,7 +88,7 @@ def _(
     real: Tensor | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(v), torch.empty_like(penalty), torch.empty((), dtype=torch.int64)
+    return v.new_empty(v.shape), penalty.new_empty(penalty.shape), torch.empty((), dtype=torch.int64)
 
 
 @torch.library.custom_op("langevin::band_backward", mutates_args=())
@@ -139,7 +139,8 @@ def _(
     causal: bool,
     reach: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(penalty)
+    dq, dk, dv, dpenalty = (x.new_empty(x.shape) for x in (q, k, v, penalty))
+    return dq, dk, dv, dpenalty
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

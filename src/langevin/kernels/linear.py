@@ -43,10 +43,10 @@ def causal(
 
 def within_documents(q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, view: View) -> Tensor:
     """Σ_j (q_i·k_j) v_j over all j of the document of i, before and after it."""
-    assert view.starts_BK is not None and view.ends_BK is not None
-    backwards = (x.flip(-2) for x in (q_BHLD, k_BHLD, v_BHLD))
+    assert view.ends_BK is not None
+    q, k, v = (x.flip(-2) for x in (q_BHLD, k_BHLD, v_BHLD))
     starts = view.keys - 1 - view.ends_BK.flip(-1)
-    after = causal(*backwards, starts, strict=True).flip(-2)
+    after = causal(q, k, v, starts, strict=True).flip(-2)
     return causal(q_BHLD, k_BHLD, v_BHLD, view.starts_BK) + after
 
 
@@ -72,6 +72,8 @@ def visible_sum(x_BHKD: Tensor, view: View) -> Tensor:
 
 def running_sum(x_BHLD: Tensor, starts_BL: Tensor | None) -> Tensor:
     """Σ_{first_i <= j <= i} x_j."""
+    if starts_BL is None:
+        return x_BHLD.cumsum(-2)
     L = x_BHLD.shape[-2]
     x = _chunked(x_BHLD)
     inside, before, tail, links = _document_masks(L, starts_BL, x.device)
@@ -86,7 +88,8 @@ def _chunked(x_BHLD: Tensor) -> Tensor:
     """(B, H, L, D) -> (B, H, chunks, C, D), zeros at the end."""
     B, H, L, D = x_BHLD.shape
     C = min(_CHUNK, L)
-    return F.pad(x_BHLD, (0, 0, 0, -L % C)).reshape(B, H, -1, C, D)
+    padded = F.pad(x_BHLD, (0, 0, 0, -L % C)) if L % C else x_BHLD
+    return padded.reshape(B, H, -1, C, D)
 
 
 def _unchunked(x_BHNCD: Tensor, length: int) -> Tensor:

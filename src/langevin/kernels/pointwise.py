@@ -20,7 +20,7 @@ from langevin.mixers.view import View, wide
 
 # Elements of one block of weights: small enough for the CPU's caches and memory, large enough to
 # keep a GPU busy.
-_BLOCK_ELEMENTS = {"cpu": 2**21, "cuda": 2**28}
+_BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**28}
 _LEAST_ROWS = 32
 
 
@@ -46,31 +46,35 @@ def _blocks(q_BHQD: Tensor, view: View) -> Iterator[tuple[slice, slice]]:
 
 
 def _weights(q: Tensor, k: Tensor, bias: Tensor, mask: Tensor, sigmoid: bool) -> Tensor:
-    s = (q @ k.transpose(-1, -2)).to(bias.dtype) + bias[..., None]
-    p = s.sigmoid() if sigmoid else s
-    return p.masked_fill(~mask, 0.0)
+    p = (q @ k.transpose(-1, -2)).to(bias.dtype).add_(bias[..., None])
+    if sigmoid:
+        p.sigmoid_()
+    return p.masked_fill_(~mask, 0.0)
 
 
 class _Pointwise(torch.autograd.Function):
+    """Results are written into tensors made beforehand and blocks are changed in place: small results
+    kept between large temporary blocks would pin the memory of all of them."""
+
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, view: View, sigmoid: bool
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, bias)
         ctx.view, ctx.sigmoid = view, sigmoid
-        parts = []
+        out = v.new_empty(*q.shape[:-1], v.shape[-1])
         for rows, columns in _blocks(q, view):
             mask = view.mask(rows, columns)
             p = _weights(q[..., rows, :], k[..., columns, :], bias[..., rows], mask, sigmoid)
-            parts.append(p.to(v.dtype) @ v[..., columns, :])
-        return torch.cat(parts, -2)
+            out[..., rows, :] = p.to(v.dtype) @ v[..., columns, :]
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dout,) = grads
         q, k, v, bias = ctx.saved_tensors
         view, sigmoid = ctx.view, ctx.sigmoid
-        dq_parts, dbias_parts = [], []
+        dq, dbias = torch.empty_like(q), bias.new_empty(bias.shape)
         dk = torch.zeros_like(k, dtype=bias.dtype)
         dv = torch.zeros_like(v, dtype=bias.dtype)
         for rows, columns in _blocks(q, view):
@@ -79,10 +83,12 @@ class _Pointwise(torch.autograd.Function):
             p = _weights(q_rows, k_columns, bias[..., rows], mask, sigmoid)
             dv[..., columns, :] += p.to(v.dtype).transpose(-1, -2) @ do_rows
             ds = (do_rows @ v[..., columns, :].transpose(-1, -2)).to(bias.dtype)
-            ds = ds * (p * (1 - p)) if sigmoid else ds.masked_fill(~mask, 0.0)
-            dbias_parts.append(ds.sum(-1))
-            ds = ds.to(q.dtype)
-            dq_parts.append(ds @ k_columns)
-            dk[..., columns, :] += ds.transpose(-1, -2) @ q_rows
-        dq, dbias = torch.cat(dq_parts, -2), torch.cat(dbias_parts, -1)
+            if sigmoid:
+                ds.mul_(p).mul_(p.neg_().add_(1))
+            else:
+                ds.masked_fill_(~mask, 0.0)
+            dbias[..., rows] = ds.sum(-1)
+            low = ds.to(q.dtype)
+            dq[..., rows, :] = low @ k_columns
+            dk[..., columns, :] += low.transpose(-1, -2) @ q_rows
         return dq, dk.to(k.dtype), dv.to(v.dtype), dbias, None, None

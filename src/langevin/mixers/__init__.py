@@ -82,12 +82,10 @@ def build(
     spec = parse(spec) if isinstance(spec, str) else spec
     if max_length < 1 or depth < 1:
         raise UsageError(f"max_length={max_length} and depth={depth} must be 1 or more")
-    place = dict(width=width, heads=heads, causal=causal, layer=layer, depth=depth)
-    make = Attention if isinstance(spec.mixer, Mechanism) else type(spec.mixer).module
+    make: Any = Attention if isinstance(spec.mixer, Mechanism) else spec.mixer.module
+    place = {"width": width, "heads": heads, "causal": causal, "layer": layer, "depth": depth}
     try:
-        if make is Attention:
-            return Attention(spec, **place, max_length=max_length, **options)
-        return spec.mixer.module(spec, **place, max_length=max_length, **options)
+        return make(spec, **place, max_length=max_length, **options)
     except TypeError as error:
         raise UsageError(f"{spec.mixer.name}: {error}") from None
 

@@ -205,7 +205,7 @@ class Attention(nn.Module):
         return_weights: bool = False,
     ) -> Any:
         """Mixed x, or (mixed x, weights). Masks cover all keys, those in the cache included."""
-        B, L, W = x_BLW.shape
+        _, L, W = x_BLW.shape
         if self.width != W:
             raise UsageError(f"x has width {W}, expected {self.width}")
         if cache is not None and not self.causal:

@@ -69,8 +69,8 @@ class Drift(Wrapper):
         """(a, c) with y -> a ⊙ y + c; each a number or broadcasting to (H, 1, D)."""
         if self.kind == "gain":
             return 1 + (per_head(p["gain"]) if "gain" in p else float(self.gain)), 0.0
-        gate: Tensor | float
-        gate = p["gate"][:, None, :].sigmoid() if "gate" in p else 1 / (1 + math.exp(-self.gate))
+        fixed = 1 / (1 + math.exp(-self.gate)) if not isinstance(self.gate, str) else 0.0
+        gate = p["gate"][:, None, :].sigmoid() if "gate" in p else fixed
         baseline = p["baseline"][:, None, :] if "baseline" in p else float(self.baseline)
         return 1 + gate, -gate * baseline
 
@@ -102,6 +102,6 @@ class Noise(Wrapper):
     ) -> Tensor:
         if not (training or self.eval):
             return y_BHLD
-        std = F.softplus(p["std"])[:, None, :] if "std" in p else self.std
+        std = F.softplus(p["std"])[:, None, :] if "std" in p else float(self.std)
         noise = torch.randn(y_BHLD.shape, dtype=y_BHLD.dtype, device=y_BHLD.device, generator=generator)
         return (y_BHLD + noise * std).to(y_BHLD.dtype)

@@ -4,8 +4,8 @@
     squared   w_ij = softmax_j( -|q_i - k_j|² / 4t )        |q_i|² cancels, |k_j|² does not
     alpha     either, with -α (i - j)² / 4t added
 
-t is a number; 'law': t₀ √(L₀ / depth), t₀ = 0.28, L₀ = 4; 'head': learned per head; or 'adaptive': per query
-and head, from statistics of the keys the query sees,
+t is a number; 'law': t₀ √(L₀ / depth), t₀ = 0.28, L₀ = 4; 'head': learned per head; or 'adaptive': per
+query and head, from statistics of the keys the query sees,
 
     ln t_ih  <-  w_h · ( mean_j z_ij,  |q_i| rms_j |k_j| / d,  ln n_i ),      z = q·k/√d
 
@@ -37,6 +37,7 @@ from langevin.mixers.spec import register
 from langevin.mixers.view import View, wide
 
 LAW_TIME, LAW_DEPTH = 0.28, 4
+_TINY = 1e-12  # under the root, for a finite slope at zero
 
 
 @register("heat")
@@ -100,12 +101,12 @@ class Heat(SoftmaxMechanism):
         q, k = q_BHQD.to(dtype), k_BHKD.to(dtype)
         if view.real_BK is not None:
             k = torch.where(view.real_BK[:, None, :, None], k, 0.0)
-        sums = visible_sum(torch.cat([k, k.square().sum(-1, keepdim=True)], -1), view)
         n = view.visible_BQ.clamp_min(1).to(dtype)[:, None, :, None]
-        means = as_many_heads(sums / n, q)
         d = q.shape[-1]
-        mean_score = (q * means[..., :-1]).sum(-1, keepdim=True) / math.sqrt(d)
-        spread = (q.square().sum(-1, keepdim=True) * means[..., -1:] + 1e-12).sqrt() / d
+        summed = as_many_heads(visible_sum(k, view), q)
+        mean_score = (q * summed).sum(-1, keepdim=True) / (n * math.sqrt(d))
+        squares = as_many_heads(visible_sum(k.square().sum(-1, keepdim=True), view), q)
+        spread = (q.square().sum(-1, keepdim=True) * squares / n + _TINY).sqrt() / d
         return torch.cat([mean_score, spread, n.log().expand_as(mean_score)], -1)
 
     def sharpness(

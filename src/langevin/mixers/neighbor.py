@@ -104,7 +104,7 @@ class NeighborMixer(nn.Module):
         cache: Cache | None = None,
         return_weights: bool = False,
     ) -> Any:
-        B, L, W = x_BLW.shape
+        _, L, W = x_BLW.shape
         if self.width != W:
             raise UsageError(f"x has width {W}, expected {self.width}")
         if return_weights:

@@ -2,8 +2,8 @@
 
     w_ij = σ( q_i·k_j / √d + b_i )
 
-b is '-log n' (per row, -ln n_i, so that a row starts with total weight of about 1 at every length), a number,
-or 'head': learned per head, starting at -ln of the training length.
+b is '-log n' (per row, -ln n_i, so that a row starts with a total weight of about 1 at every length),
+a number, or 'head': learned per head, starting at -ln of the training length.
 (Ramapuram et al. 2024, arXiv 2409.04431)
 """
 
@@ -38,7 +38,7 @@ class Sigmoid(Mechanism):
             return p["bias"][:, None].to(wide(dtype))
         if self.bias == "-log n":
             return -view.log_visible(dtype)[..., 0]
-        return torch.full((1, 1, 1), self.bias, dtype=wide(dtype), device=view.device)
+        return torch.full((1, 1, 1), float(self.bias), dtype=wide(dtype), device=view.device)
 
     def attend(
         self,

@@ -2,9 +2,9 @@
 
     w_ij = Σ_c q_ic k_jc / ( ‖q‖_ic · ‖k‖_ic ),    ‖x‖_ic = Σ |x_mc| over the tokens m that i sees
 
-Bidirectional, the norms run over all tokens, as published. Causal, they run over the prefix: both then depend
-on i alone and move onto the query, which leaves plain causal linear attention with an O(1) state. A key-value
-cache does not hold past queries, so that state (or the past queries) must be kept beside it.
+Bidirectional, the norms run over all tokens, as published. Causal, they run over the prefix: both then
+depend on i alone and move onto the query, which leaves plain causal linear attention with an O(1) state.
+A key-value cache does not hold past queries, so that state (or the past queries) is kept beside it.
 
 |w_ij| <= d, and a row's total decays like 1/n; scale='n' multiplies row i by n_i to undo that.
 (Koohpayegani & Pirsiavash 2024, arXiv 2206.08898; the causal form is ours)
@@ -23,6 +23,8 @@ from langevin.kernels import linear, pointwise, reference
 from langevin.mixers.mechanism import Geometry, Mechanism, Parameters, as_many_heads
 from langevin.mixers.spec import register
 from langevin.mixers.view import View, wide
+
+_LEAST_NORM = 1e-12
 
 
 @register("sima")
@@ -116,7 +118,7 @@ class SimA(Mechanism):
         here = View(view.queries, view.queries, True, view.device, real_BK=real)
         q, k, v = (_real(x.to(dtype), here) for x in (q_BHLD, k_BHLD, v_BHLD))
         k, v = as_many_heads(k, q), as_many_heads(v, q)
-        B, H, L, D = q.shape
+        B, H, _, D = q.shape
         if state is None:
             state = (q.new_zeros(B, H, D, v.shape[-1]), q.new_zeros(B, H, 1, D), q.new_zeros(B, H, 1, D))
         local = goes_on = None
@@ -152,5 +154,5 @@ def _real(x_BHKD: Tensor, view: View) -> Tensor:
 
 
 def _nonzero(norm: Tensor) -> Tensor:
-    """A channel that is zero so far stays zero: dividing it by one is as good as by its norm."""
-    return torch.where(norm > 0, norm, 1.0)
+    """A norm to divide by: a channel that is zero so far stays zero, and gradients stay finite."""
+    return norm.clamp_min(_LEAST_NORM)

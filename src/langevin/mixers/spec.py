@@ -121,13 +121,19 @@ def check_type(where: str, value: Any, hint: Any) -> None:
     )
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{where} must be finite, not {value}")
-    for option in options:
-        if typing.get_origin(option) is typing.Literal:
-            if any(value == a and type(value) is type(a) for a in typing.get_args(option)):
-                return
-        elif (option is float and isinstance(value, int | float) and not isinstance(value, bool)) or (option is int and isinstance(value, int) and not isinstance(value, bool)) or (option in (bool, str) and isinstance(value, option)) or (option is type(None) and value is None):
-            return
+    if any(_fits(value, option) for option in options):
+        return
     raise UsageError(f"{where} must be {_options_in_words(options)}, not {value!r}")
+
+
+def _fits(value: Any, option: Any) -> bool:
+    if typing.get_origin(option) is typing.Literal:
+        return any(value == a and type(value) is type(a) for a in typing.get_args(option))
+    if option is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if option is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, option)
 
 
 def _options_in_words(options: tuple[Any, ...]) -> str:

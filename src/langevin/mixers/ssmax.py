@@ -45,6 +45,6 @@ class SSMax(SoftmaxMechanism):
     def sharpness(
         self, q_BHQD: Tensor, k_BHKD: Tensor, view: View, p: Parameters, geometry: Geometry
     ) -> Tensor:
-        s = per_head(p["s"]) if "s" in p else self.s
-        bias = per_head(p["bias"]) if "bias" in p else self.bias
+        s = per_head(p["s"]) if "s" in p else float(self.s)
+        bias = per_head(p["bias"]) if "bias" in p else float(self.bias)
         return (s * view.log_visible(q_BHQD.dtype) + bias) * geometry.sharpness

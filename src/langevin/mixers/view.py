@@ -12,7 +12,6 @@ Queries are the last Q of the K positions: query i stands at position K - Q + i.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -75,7 +74,7 @@ class View:
         The simplest view that shows the same is taken: padding alone, packed documents, or the
         intervals themselves (a compiled graph cannot look at values and takes the last).
         """
-        B, Q, K = mask_BQK.shape
+        _, Q, K = mask_BQK.shape
         index = torch.arange(K, device=mask_BQK.device)
         first = torch.where(mask_BQK, index, K).amin(-1)
         last = torch.where(mask_BQK, index, -1).amax(-1)
@@ -122,7 +121,7 @@ class View:
             and self.interval is None
         )
 
-    @cached_property
+    @property
     def bounds_BQ(self) -> tuple[Tensor, Tensor]:
         """First and last key of each query's interval, both inclusive; (B or 1, Q)."""
         if self.interval is not None:
@@ -138,7 +137,7 @@ class View:
             last = torch.minimum(last, here)
         return first, last
 
-    @cached_property
+    @property
     def visible_BQ(self) -> Tensor:
         """n_i, the number of keys each query sees, as int64; (B or 1, Q)."""
         first, last = self.bounds_BQ

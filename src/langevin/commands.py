@@ -1,0 +1,229 @@
+"""What the commands do once parsed: call the library, show tables, decide the exit status."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+from langevin.errors import UsageError
+
+if TYPE_CHECKING:
+    from langevin.cli import Bench
+
+# What a command tries when no spec is named: every mixer as it is, its main variants, and the wrappers.
+VARIANTS = {
+    "heat": [
+        "heat(t=0.28)",
+        "heat(t='law')",
+        "heat(t='head')",
+        "heat(t='adaptive')",
+        "heat(t=1.0, distance='squared')",
+        "heat(t=0.16, alpha=1.0)",
+    ],
+    "ssmax": ["ssmax", "ssmax(bias='head')"],
+    "sigmoid": ["sigmoid", "sigmoid(bias='head')"],
+    "sima": ["sima", "sima(scale='n')"],
+    "neighbor": ["neighbor", "neighbor(hops='dilated')", "neighbor(kind='linear')"],
+}
+WRAPPED = ["softmax+drift", "softmax+drift(kind='gate')", "softmax+noise"]
+BENCHED = {"heat": ["heat(t=0.28)", "heat(t='adaptive')", "heat(t=0.16, alpha=1.0)"]}
+
+
+def list_command(kind: str, as_json: bool) -> int:
+    from langevin import mixers
+    from langevin.mixers.spec import ALIASES, MIXERS, WRAPPERS, make
+
+    rows: list[dict[str, Any]]
+    if kind == "aliases":
+        rows = [
+            {"name": alias, "means": str(mixers.Spec(make(MIXERS[name], values)))}
+            for alias, (name, values) in ALIASES.items()
+        ]
+    else:
+        known = {n: MIXERS[n] for n in mixers.names()} if kind == "mixers" else WRAPPERS
+        rows = [_described(name, config) for name, config in known.items()]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    _console().print(table)
+    return 0
+
+
+def _described(name: str, config: type) -> dict[str, str]:
+    from dataclasses import fields
+
+    keys = ", ".join(f"{f.name}={f.default!r}" for f in fields(config))
+    text = (sys.modules[config.__module__].__doc__ or "").strip().partition("\n")[0]
+    return {"name": name, "keys": keys or "-", "about": text.rstrip(".")}
+
+
+def everything() -> list[str]:
+    from langevin import mixers
+
+    return [v for name in mixers.names() for v in VARIANTS.get(name, [name])] + WRAPPED
+
+
+def check_command(
+    targets: tuple[str, ...], against: str | None, only: list[str] | None, as_json: bool
+) -> int:
+    from langevin.check import check
+
+    console = _console(stderr=True)
+    reports = []
+    for target in targets or everything():
+        with console.status(f"checking {target}") as status:
+
+            def progress(name: str, target: str = target, status: Status = status) -> None:
+                status.update(f"checking {target}: {name}")
+
+            report = check(target, against=against, only=only, progress=progress)
+        reports.append(report)
+        if not as_json and targets:
+            _print_report(report)
+    if as_json:
+        print(json.dumps([report.as_dict() for report in reports], indent=2))
+    elif not targets:
+        _print_matrix(reports)
+    return 0 if all(report.passed for report in reports) else 1
+
+
+def _print_report(report: Any) -> None:
+    table = Table("property", "", "what was seen", title=report.subject, title_justify="left")
+    mark = {True: "[green]pass[/]", False: "[bold red]FAIL[/]", None: "[dim]-[/]"}
+    for row in report.rows:
+        table.add_row(row.property, mark[row.passed], row.detail)
+    _console().print(table)
+
+
+def _print_matrix(reports: list[Any]) -> None:
+    """One line per subject, one column per property; failures in full below."""
+    from langevin.checks.properties import PROPERTIES
+
+    columns = [*PROPERTIES, "formula"]
+    table = Table("mixer", *(name.replace(" ", "\n", 1) for name in columns))
+    mark = {True: "[green]✓[/]", False: "[bold red]✗[/]", None: "[dim]-[/]"}
+    for report in reports:
+        found = {row.property: mark[row.passed] for row in report.rows}
+        table.add_row(report.subject, *(found.get(name, mark[None]) for name in columns))
+    _console().print(table)
+    _console().print("✓ holds   ✗ fails   - not offered by this mixer", style="dim")
+    for report in reports:
+        for row in report.rows:
+            if row.passed is False:
+                _console().print(f"[bold red]FAIL[/] {report.subject}: {row.property}: {row.detail}")
+
+
+def bench_command(options: Bench) -> int:
+    from langevin import mixers
+    from langevin.bench import Settings, bench_mixers
+
+    settings = Settings(
+        lengths=options.lengths,
+        width=options.width,
+        heads=options.heads,
+        tokens=options.tokens,
+        causal=not options.bidirectional,
+        device=options.device,
+        dtype=options.dtype,
+        compile=options.compile,
+        repeats=options.repeats,
+    )
+    if options.json is not None and not options.json.parent.is_dir():
+        raise UsageError(f"no such folder: {options.json.parent}", "Make it first.")
+    specs = list(options.specs) or [v for n in mixers.names() for v in BENCHED.get(n, [n])]
+    console = _console(stderr=True)
+    with console.status("measuring") as status:
+        result = bench_mixers(specs, settings, progress=status.update)
+    for part, about in (
+        ("module", "x to x, with projections and rotary positions"),
+        ("core", "q, k, v to mixed values"),
+    ):
+        _print_bench(part, about, [row for row in result["rows"] if row["part"] == part])
+    _console().print(
+        f"{result['machine']['device']}, {settings.dtype}, torch {result['machine']['torch']}; "
+        f"median of {settings.repeats}, ± interquartile range; ratios are medians of run-by-run ratios",
+        style="dim",
+    )
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        console.print(f"wrote {options.json}")
+    return 0
+
+
+def _print_bench(part: str, about: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=f"{part}: {about}", title_justify="left")
+    table.add_column("length", justify="right")
+    table.add_column("mixer", no_wrap=True)
+    for name in ("forward ms", "× softmax", "fwd+bwd ms", "× softmax", "peak MiB", "× softmax"):
+        table.add_column(name, justify="right")
+    last = None
+    for row in rows:
+        if last not in (None, row["length"]):
+            table.add_section()
+        last = row["length"]
+        table.add_row(
+            str(row["length"]),
+            row["mixer"],
+            f"{row['forward_ms']:.2f} ± {row['forward_spread_ms']:.2f}",
+            f"{row['forward_ratio']:.2f}",
+            f"{row['both_ms']:.2f} ± {row['both_spread_ms']:.2f}",
+            f"{row['both_ratio']:.2f}",
+            f"{row['peak_mib']:.1f}",
+            f"{row['peak_ratio']:.2f}",
+        )
+    _console().print(table)
+
+
+def convert_command(model: str, spec: str, out: Path) -> int:
+    from langevin.mixers import parse
+
+    parse(spec)  # a wrong spec should not wait for the model to load
+    if out.exists() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty", "Choose another --out, or empty it.")
+    from langevin.models.convert import convert, from_pretrained
+
+    with _console(stderr=True).status(f"converting {model}"):
+        converted = convert(from_pretrained(model), spec)
+        converted.save_pretrained(out)
+    print(f"{out}: {type(converted).__name__} with {converted.config.langevin['spec']}")
+    print(f'Load it with langevin.from_pretrained("{out}"); test it with langevin check {out}')
+    return 0
+
+
+def doctor_command() -> int:
+    import torch
+    import transformers
+
+    from langevin import __version__
+
+    table = Table("what", "found", show_header=False)
+    table.add_row("langevin", __version__)
+    table.add_row("python", platform.python_version())
+    table.add_row("torch", torch.__version__)
+    table.add_row("transformers", transformers.__version__)
+    table.add_row("CPU threads", str(torch.get_num_threads()))
+    if torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+        table.add_row("GPU", f"{torch.cuda.get_device_name()} ({memory:.0f} GiB)")
+    else:
+        table.add_row("GPU", "none that torch sees")
+    _console().print(table)
+    return check_command(("softmax",), None, ["no future leak", "gradients"], False)
+
+
+def _console(stderr: bool = False) -> Console:
+    """Wide enough for a table when the output is a file."""
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console = Console(stderr=stderr, highlight=False, width=140)
+    return console

@@ -1,0 +1,113 @@
+"""Mistakes that published code really made, to see that `langevin check` names them."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def scores(q, k):
+    return q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+
+
+def mask(q, k, causal, key_padding_mask=None, documents=None):
+    Q, K = q.shape[2], k.shape[2]
+    seen = torch.ones(1, 1, Q, K, dtype=torch.bool)
+    if causal:
+        seen = seen.tril(K - Q)
+    if key_padding_mask is not None:
+        seen = seen & key_padding_mask[:, None, None]
+    if documents is not None:
+        seen = seen & (documents[:, None, K - Q :, None] == documents[:, None, None])
+    return seen
+
+
+def softmax(z, seen):
+    z = z.masked_fill(~seen, float("-inf"))
+    return torch.where(seen.any(-1, keepdim=True), torch.softmax(z, -1).nan_to_num(), 0.0)
+
+
+def honest(q, k, v, *, causal, key_padding_mask=None, documents=None):
+    """No mistake: plain softmax attention, as a user would write it."""
+    return softmax(scores(q, k), mask(q, k, causal, key_padding_mask, documents)) @ v
+
+
+def sima_over_all_tokens(q, k, v, *, causal):
+    """Normalised over all tokens, future ones included, with only the scores masked."""
+    q, k = F.normalize(q, p=1, dim=-2), F.normalize(k, p=1, dim=-2)
+    return (q @ k.transpose(-1, -2)).masked_fill(~mask(q, k, causal), 0) @ v
+
+
+def time_from_unmasked_scores(q, k, v, *, causal):
+    """An adaptive temperature from statistics of the whole score matrix."""
+    t = (1 + scores(q, k).mean((-1, -2), keepdim=True).sigmoid()) / 2
+    return softmax(scores(q, k) / t, mask(q, k, causal)) @ v
+
+
+def ssmax_with_tensor_length(q, k, v, *, causal, key_padding_mask=None):
+    """n taken from the tensor instead of from what a query sees."""
+    z = 0.43 * math.log(k.shape[2]) * scores(q, k)
+    return softmax(z, mask(q, k, causal, key_padding_mask)) @ v
+
+
+def ssmax_with_query_length(q, k, v, *, causal):
+    """n from the position among the queries passed: right without a cache, wrong with one."""
+    n = torch.arange(1, q.shape[2] + 1)[:, None]
+    return softmax(0.43 * n.log() * scores(q, k), mask(q, k, causal)) @ v
+
+
+def additive_ssmax(q, k, v, *, causal):
+    """0.1 log j added to the logits instead of s log n multiplying them."""
+    j = torch.arange(1, k.shape[2] + 1)
+    return softmax(scores(q, k) + 0.1 * j.log(), mask(q, k, causal)) @ v
+
+
+class CircularNeighbours(nn.Module):
+    """Shifts that wrap around: the first token hears the last."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.left, self.right = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.left(x.roll(1, 1)) + self.right(x.roll(2, 1))
+
+
+class BleedingPadding(nn.Module):
+    """Padding is masked at the end only, so it reaches real tokens through their neighbours."""
+
+    def __init__(self, width, causal):
+        super().__init__()
+        self.tap = nn.Linear(width, width)
+        self.causal = causal
+
+    def forward(self, x, key_padding_mask=None):
+        for _ in range(2):
+            left = F.pad(x[:, :-1], (0, 0, 1, 0))
+            right = 0 if self.causal else F.pad(x[:, 1:], (0, 0, 0, 1))
+            x = x + self.tap(left + right)
+        return x if key_padding_mask is None else x * key_padding_mask[..., None]
+
+
+class NoisyEvaluation(nn.Module):
+    """Noise that nobody switches off."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.out(x) + 0.1 * torch.randn_like(x)
+
+
+class SymmetricSmoothing(nn.Module):
+    """A heat step on the line graph before a causal loss: x_{i+1} flows into position i."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x):
+        left, right = F.pad(x[:, :-1], (0, 0, 1, 0)), F.pad(x[:, 1:], (0, 0, 0, 1))
+        return self.out(x + 0.1 * (left + right - 2 * x))
