@@ -16,7 +16,6 @@ PLANTED = str(Path(planted.__file__))
 def test_every_mixer_and_wrapper_passes(spec):
     report = langevin.check(spec)
     assert report.passed, str(report)
-    assert len(report.rows) >= 11
     assert sum(row.passed is True for row in report.rows) >= 9
 
 
@@ -62,18 +61,8 @@ def test_what_a_subject_does_not_take_is_said_and_not_failed():
 
 
 def test_noise_asked_for_at_evaluation_is_seen():
-    assert (
-        langevin.check("softmax+noise(eval=True)").failures
-        == [
-            "no future leak",
-            "prefix = full",
-            "cached = full",
-            "padding",
-            "packed documents",
-            "evaluation is deterministic",
-        ]
-        or "evaluation is deterministic" in langevin.check("softmax+noise(eval=True)").failures
-    )
+    report = langevin.check("softmax+noise(eval=True)", only=["evaluation is deterministic"])
+    assert report.failures == ["evaluation is deterministic"]
 
 
 def test_checking_leaves_the_random_stream_as_it_was():

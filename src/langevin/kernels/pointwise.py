@@ -20,7 +20,7 @@ from langevin.mixers.view import View, wide
 
 # Elements of one block of weights: small enough for the CPU's caches and memory, large enough to
 # keep a GPU busy.
-_BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**28}
+_BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**27}
 _LEAST_ROWS = 32
 
 

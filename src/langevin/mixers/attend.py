@@ -70,9 +70,21 @@ def attend(
     return (y, w) if return_weights and w is not None else y
 
 
-@torch.compiler.assume_constant_result
+_KNOWN: dict[str, Spec] = {}
+
+
 def _parsed(spec: str | Spec) -> Spec:
-    return parse(spec) if isinstance(spec, str) else spec
+    if not isinstance(spec, str):
+        return spec
+    _remember(spec)
+    return _KNOWN[spec]
+
+
+@torch.compiler.assume_constant_result
+def _remember(text: str) -> bool:
+    """Parse once, outside any graph: a compiled `attend` only looks the result up."""
+    _KNOWN[text] = parse(text)
+    return True
 
 
 def _scalars(spec: Spec, geometry: Geometry, given: Parameters, like: Tensor) -> list[Parameters]:

@@ -69,7 +69,7 @@ class Drift(Wrapper):
         """(a, c) with y -> a ⊙ y + c; each a number or broadcasting to (H, 1, D)."""
         if self.kind == "gain":
             return 1 + (per_head(p["gain"]) if "gain" in p else float(self.gain)), 0.0
-        fixed = 1 / (1 + math.exp(-self.gate)) if not isinstance(self.gate, str) else 0.0
+        fixed = 0.0 if isinstance(self.gate, str) else (1 + math.tanh(self.gate / 2)) / 2
         gate = p["gate"][:, None, :].sigmoid() if "gate" in p else fixed
         baseline = p["baseline"][:, None, :] if "baseline" in p else float(self.baseline)
         return 1 + gate, -gate * baseline

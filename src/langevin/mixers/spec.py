@@ -95,6 +95,10 @@ def _config(text: str, node: ast.expr, registry: dict[str, type], kind: str) -> 
     if kind == "mixer" and name in ALIASES:
         name, defaults = ALIASES[name]
         values.update(defaults)
+    other = WRAPPERS if kind == "mixer" else MIXERS
+    if name not in registry and name in other:
+        article = "a wrapper" if kind == "mixer" else "a mixer"
+        raise UsageError(f"{name} is {article}, not a {kind}", "Write mixer+wrapper+wrapper.")
     if name not in registry:
         raise unknown(kind, name, [*registry, *(ALIASES if kind == "mixer" else ())])
     cls = registry[name]

@@ -1,0 +1,7 @@
+"""`python -m langevin`."""
+
+import sys
+
+from langevin.cli import main
+
+sys.exit(main())

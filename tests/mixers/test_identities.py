@@ -1,0 +1,174 @@
+"""Equalities between mixers, and facts about their parts."""
+
+import math
+
+import pytest
+import torch
+
+import langevin
+from langevin import mixers
+
+LENGTH = 23
+
+
+@pytest.fixture
+def qkv():
+    return tuple(torch.randn(2, 4, LENGTH, 16, dtype=torch.float64) for _ in range(3))
+
+
+def same(a, b):
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_heat_at_half_root_d_is_softmax(qkv, causal):
+    heat = langevin.attend(*qkv, f"heat(t={math.sqrt(16) / 2})", causal=causal)
+    same(heat, langevin.attend(*qkv, "softmax", causal=causal))
+
+
+@pytest.mark.parametrize("spec", ["heat(t='head')", "heat(t='adaptive')"])
+def test_learned_heat_starts_as_softmax(qkv, spec):
+    same(langevin.attend(*qkv, spec, causal=True), langevin.attend(*qkv, causal=True))
+
+
+@pytest.mark.parametrize("base", ["softmax", "ssmax", "heat(t=0.5)", "sigmoid", "sima"])
+def test_no_gain_and_no_noise_are_the_bare_mixer(qkv, base):
+    bare = langevin.attend(*qkv, base, causal=True)
+    for wrapper in ("drift", "drift(gain=0)", "noise(std=0)", "drift(kind='gate', gate=-1000)"):
+        same(langevin.attend(*qkv, f"{base}+{wrapper}", causal=True, training=True), bare)
+
+
+def test_ssmax_with_s_ln_n_equal_one_is_softmax(qkv):
+    s = 1 / math.log(LENGTH)
+    same(langevin.attend(*qkv, f"ssmax(s={s!r})"), langevin.attend(*qkv, "softmax"))
+
+
+def test_ssmax_starts_with_a_mean_temperature_of_one_over_the_training_length():
+    for length, start in ((256, 0.219), (1024, 0.168), (4096, 0.137)):
+        module = mixers.build("ssmax", width=8, heads=2, max_length=length)
+        s = module.mixer.scalars.s.detach()
+        assert s.tolist() == pytest.approx([start] * 2, abs=6e-4)
+        mean_log = sum(math.log(n) for n in range(1, length + 1)) / length
+        assert float(s[0]) * mean_log == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_sima_in_linear_order_is_sima_in_quadratic_order(qkv, causal):
+    same(
+        langevin.attend(*qkv, "sima", causal=causal),
+        langevin.attend(*qkv, "sima", causal=causal, implementation="reference"),
+    )
+
+
+def test_squared_distance_is_the_explicit_distance(qkv):
+    q, k, v = qkv
+    explicit = torch.softmax(-torch.cdist(q, k).square() / (4 * 0.7), -1) @ v
+    torch.testing.assert_close(
+        langevin.attend(q, k, v, "heat(t=0.7, distance='squared')"), explicit, rtol=0, atol=1e-10
+    )
+
+
+def test_alpha_zero_is_no_band(qkv):
+    same(
+        langevin.attend(*qkv, "heat(t=0.5, alpha=1e-300)", causal=True),
+        langevin.attend(*qkv, "heat(t=0.5)", causal=True),
+    )
+
+
+def test_the_depth_law_gives_the_published_times():
+    heat = mixers.parse("heat(t='law')").mixer
+    for depth, t in ((4, 0.28), (8, 0.20), (12, 0.16), (24, 0.11), (96, 0.06)):
+        geometry = mixers.Geometry(1, 64, 1, depth=depth)
+        assert heat.time(None, None, None, {}, geometry) == pytest.approx(t, abs=0.005)
+
+
+def test_a_learned_time_stays_inside_its_bounds():
+    heat = mixers.parse("heat(t='head', t_min=0.1, t_max=10)").mixer
+    levels = torch.tensor([-100.0, 0.0, 100.0], dtype=torch.float64)
+    assert heat.bounded(levels).tolist() == pytest.approx([0.1, 1.0, 10.0])
+
+
+def test_sigmoid_rows_start_with_a_total_weight_near_one_at_every_length():
+    q, k, v = (torch.randn(1, 1, 2048, 64) * 0.1 for _ in range(3))
+    _, w = langevin.attend(q, k, v, "sigmoid", causal=True, return_weights=True)
+    totals = w.sum(-1)[0, 0]
+    assert totals[[15, 255, 2047]].tolist() == pytest.approx([1, 1, 1], abs=0.15)
+
+
+def test_an_adaptive_time_depends_only_on_what_the_query_sees(qkv):
+    parameters = {
+        "time": torch.zeros(4, dtype=torch.float64),
+        "adapt": torch.randn(4, 3, dtype=torch.float64),
+    }
+    q, k, v = qkv
+    spec = "heat(t='adaptive')"
+    full = langevin.attend(q, k, v, spec, causal=True, parameters=parameters)
+    one = langevin.attend(q[:, :, -1:], k, v, spec, causal=True, parameters=parameters)
+    same(one, full[:, :, -1:])
+    assert not torch.allclose(full, langevin.attend(q, k, v, causal=True))
+
+
+def test_a_band_that_depends_on_all_tokens_changes_no_bit(qkv):
+    """A huge future key widens the band; earlier outputs keep their bits."""
+    q, k, v = (torch.randn(1, 2, 400, 8) for _ in range(3))
+    before = langevin.attend(q, k, v, "heat(t=0.5, alpha=0.5)", causal=True)
+    k2 = k.clone()
+    k2[:, :, 390] *= 200
+    after = langevin.attend(q, k2, v, "heat(t=0.5, alpha=0.5)", causal=True)
+    assert torch.equal(before[:, :, :390], after[:, :, :390])
+    assert not torch.equal(before[:, :, 390:], after[:, :, 390:])
+
+
+def test_learned_scalars_stay_in_float32_in_a_half_precision_model():
+    module = mixers.build("heat+drift(kind='gate')+noise(std='head')", width=16, heads=2)
+    module = module.to(torch.bfloat16)
+    assert module.q.weight.dtype == torch.bfloat16
+    scalars = [m for m in module.modules() if isinstance(m, mixers.Scalars)]
+    assert {p.dtype for m in scalars for p in m.parameters()} == {torch.float32}
+    assert module(torch.randn(1, 5, 16, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_noise_comes_from_the_given_generator_and_only_in_training(qkv):
+    def run(seed, training):
+        generator = torch.Generator().manual_seed(seed)
+        return langevin.attend(
+            *qkv, "softmax+noise(std=0.5)", causal=True, training=training, generator=generator
+        )
+
+    assert torch.equal(run(1, True), run(1, True))
+    assert not torch.equal(run(1, True), run(2, True))
+    assert torch.equal(run(1, False), run(2, False))
+    difference = run(1, True) - run(1, False)
+    assert float(difference.std()) == pytest.approx(0.5, rel=0.1)
+
+
+def test_relative_noise_of_neighbor_scales_with_its_input():
+    module = mixers.build("neighbor(noise=0.1, alpha=1.0, kind='linear')", width=64, heads=2)
+    for size in (0.02, 5.0):
+        x = torch.randn(4, 50, 64) * size
+        assert float((module(x) - x).std() / x.std()) == pytest.approx(0.1, rel=0.1)
+        assert torch.equal(module.eval()(x), x)
+        module.train()
+
+
+def test_state_sizes():
+    def size(spec, length, **options):
+        return mixers.build(spec, width=64, heads=4, **options).state_size(length)
+
+    assert size("softmax", 100) == 2 * 100 * 64
+    assert size("softmax", 100, kv_heads=2) == 100 * 64
+    assert size("softmax", 100, window=10) == 2 * 10 * 64
+    assert size("sima", 100) == size("sima", 100_000) == 4 * 16 * (16 + 2)
+    assert size("neighbor", 100) == 4 * 64
+    assert size("neighbor(hops='dilated')", 100) == 15 * 64
+
+
+def test_sima_decodes_with_a_state_that_does_not_grow():
+    module = mixers.build("sima", width=32, heads=4)
+    cache = module.new_cache()
+    sizes = set()
+    for _ in range(20):
+        module(torch.randn(1, 1, 32), cache=cache)
+        sizes.add(sum(x.numel() for x in cache.state))
+        assert not cache.tensors
+    assert sizes == {module.state_size(20)}
