@@ -14,8 +14,7 @@ import sys
 import torch
 
 from langevin import attend
-from langevin.commands import everything
-from langevin.mixers import Mechanism, build, parse
+from langevin.mixers import Mechanism, build, examples, parse
 
 
 def views(length: int) -> dict[str, dict]:
@@ -41,7 +40,7 @@ def outputs_and_gradients(q, k, v, spec, implementation, **options):
 def main() -> int:
     torch.manual_seed(0)
     rows, failed = [], 0
-    specs = [s for s in everything() if "noise" not in s]
+    specs = [s for s in examples() if "noise" not in s]
     for spec in (s for s in specs if isinstance(parse(s).mixer, Mechanism)):
         for causal in (True, False):
             for view, options in views(200).items():
@@ -73,7 +72,7 @@ def main() -> int:
                     )
                     if not good:
                         print("FAIL", rows[-1])
-    for spec in everything():
+    for spec in examples():
         for length in (65, 300):
             module = build(spec, width=128, heads=2, causal=True).cuda().eval()
             x = torch.randn(2, length, 128, device="cuda")

@@ -7,12 +7,12 @@ import torch
 
 import langevin
 import planted
-from langevin.commands import everything
+from langevin.mixers import examples
 
 PLANTED = str(Path(planted.__file__))
 
 
-@pytest.mark.parametrize("spec", [*everything(), "neighbor+drift", "heat(t=0.2)+noise(std=0.1)"])
+@pytest.mark.parametrize("spec", [*examples(), "neighbor+drift", "heat(t=0.2)+noise(std=0.1)"])
 def test_every_mixer_and_wrapper_passes(spec):
     report = langevin.check(spec)
     assert report.passed, str(report)

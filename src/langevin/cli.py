@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,11 +146,17 @@ def _parse(arguments: list[str]) -> Any:
     )
 
 
+def _warn(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+    """A warning in one line, without the line of source that raised it."""
+    print(f"langevin: warning: {message}", file=sys.stderr)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
+    warnings.showwarning = _warn
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory profiler announces itself otherwise
     try:
         if arguments == ["--version"]:

@@ -17,22 +17,7 @@ from langevin.errors import UsageError
 if TYPE_CHECKING:
     from langevin.cli import Bench
 
-# What a command tries when no spec is named: every mixer as it is, its main variants, and the wrappers.
-VARIANTS = {
-    "heat": [
-        "heat(t=0.28)",
-        "heat(t='law')",
-        "heat(t='head')",
-        "heat(t='adaptive')",
-        "heat(t=1.0, distance='squared')",
-        "heat(t=0.16, alpha=1.0)",
-    ],
-    "ssmax": ["ssmax", "ssmax(bias='head')"],
-    "sigmoid": ["sigmoid", "sigmoid(bias='head')"],
-    "sima": ["sima", "sima(scale='n')"],
-    "neighbor": ["neighbor", "neighbor(hops='dilated')", "neighbor(kind='linear')"],
-}
-WRAPPED = ["softmax+drift", "softmax+drift(kind='gate')", "softmax+noise"]
+# What `bench` measures of a mixer when no spec is named, where that is not the bare name.
 BENCHED = {"heat": ["heat(t=0.28)", "heat(t='adaptive')", "heat(t=0.16, alpha=1.0)"]}
 
 
@@ -67,20 +52,16 @@ def _described(name: str, config: type) -> dict[str, str]:
     return {"name": name, "keys": keys or "-", "about": text.rstrip(".")}
 
 
-def everything() -> list[str]:
-    from langevin import mixers
-
-    return [v for name in mixers.names() for v in VARIANTS.get(name, [name])] + WRAPPED
-
-
 def check_command(
     targets: tuple[str, ...], against: str | None, only: list[str] | None, as_json: bool
 ) -> int:
     from langevin.check import check
+    from langevin.mixers import examples
 
+    _quiet_transformers()
     console = _console(stderr=True)
     reports = []
-    for target in targets or everything():
+    for target in targets or examples():
         with console.status(f"checking {target}") as status:
 
             def progress(name: str, target: str = target, status: Status = status) -> None:
@@ -192,10 +173,11 @@ def convert_command(model: str, spec: str, out: Path) -> int:
         raise UsageError(f"{out} is not empty", "Choose another --out, or empty it.")
     from langevin.models.convert import convert, from_pretrained
 
+    _quiet_transformers()
     with _console(stderr=True).status(f"converting {model}"):
         converted = convert(from_pretrained(model), spec)
         converted.save_pretrained(out)
-    print(f"{out}: {type(converted).__name__} with {converted.config.langevin['spec']}")
+    print(f"{out}: {type(converted).__name__} with {parse(spec)}")
     print(f'Load it with langevin.from_pretrained("{out}"); test it with langevin check {out}')
     return 0
 
@@ -219,6 +201,13 @@ def doctor_command() -> int:
         table.add_row("GPU", "none that torch sees")
     _console().print(table)
     return check_command(("softmax",), None, ["no future leak", "gradients"], False)
+
+
+def _quiet_transformers() -> None:
+    """No progress bars of loading between our lines."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
 
 
 def _console(stderr: bool = False) -> Console:

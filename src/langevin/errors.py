@@ -27,6 +27,6 @@ class WorkError(RuntimeError):
 def unknown(kind: str, received: str, valid: Iterable[str]) -> UsageError:
     """An error for a name that is not in a registry, naming the nearest valid one."""
     names = sorted(valid)
-    near = difflib.get_close_matches(received, names, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(received, names, n=1, cutoff=0.55)
     remedy = f"Did you mean {near[0]!r}? " if near else ""
-    return UsageError(f"unknown {kind} {received!r}", f"{remedy}Valid: {', '.join(names)}.")
+    return UsageError(f"unknown {kind} {received!r}", f"{remedy}Valid: {', '.join(names) or 'none'}.")

@@ -6,15 +6,13 @@ import torch
 
 import formulas
 from langevin import mixers
-from langevin.commands import VARIANTS, WRAPPED
 
-SPECS = [spec for name in mixers.names() for spec in VARIANTS.get(name, [name])]
-SPECS += [
+SPECS = [
+    *(spec for spec in mixers.examples() if "noise" not in spec),
     "sigmoid(bias=-3.0)",
     "ssmax(s=0.43)",
     "heat(t='adaptive', distance='squared', alpha=0.05)",
     "neighbor(shared=False, alpha=0.7)",
-    *(spec for spec in WRAPPED if "noise" not in spec),
     "sima+drift(gain=0.1)",
     "neighbor+drift(kind='gate', gate=-1.0, baseline=0.2)",
 ]

@@ -63,7 +63,7 @@ def load(target: str) -> Any:
     """The object `Name` of the file `file.py` in 'file.py:Name'."""
     path_text, _, name = target.rpartition(":")
     if not path_text:
-        path_text, name = target, ""
+        raise UsageError(f"{target} does not say what to check in it", f"Give {target}:Name.")
     path = Path(path_text)
     if not path.is_file():
         raise UsageError(f"no such file: {path}", "Give file.py:Name, a path from here.")

@@ -64,9 +64,9 @@ def visible_sum(x_BHKD: Tensor, view: View) -> Tensor:
     parts = []
     for start in range(0, view.queries, _ROWS):
         stop = min(start + _ROWS, view.queries)
-        columns = slice(*view.reach(start, stop))
-        mask = view.mask(slice(start, stop), columns)
-        parts.append(mask.to(x_BHKD.dtype) @ x_BHKD[..., columns, :])
+        low, high = view.reach(start, stop)
+        mask = view.mask(start, stop, low, high)
+        parts.append(mask.to(x_BHKD.dtype) @ x_BHKD[..., low:high, :])
     return torch.cat(parts, -2)
 
 

@@ -10,7 +10,6 @@ db_i = Σ_j dS_ij.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -35,14 +34,14 @@ def attention(
     return _Pointwise.apply(q_BHQD, k_BHKD, v_BHKD, bias, view, sigmoid).to(dtype)
 
 
-def _blocks(q_BHQD: Tensor, view: View) -> Iterator[tuple[slice, slice]]:
-    """(rows, columns) of the weights, a block of queries at a time."""
+def _blocks(q_BHQD: Tensor, view: View) -> list[tuple[int, int, int, int]]:
+    """Queries [start, stop) and the keys [low, high) they may see, a block of weights at a time."""
     budget = _BLOCK_ELEMENTS.get(q_BHQD.device.type, 2**24)
     width = view.keys if view.window is None else min(view.keys, 2 * view.window)
     rows = max(_LEAST_ROWS, budget // (q_BHQD.shape[0] * q_BHQD.shape[1] * width))
-    for start in range(0, view.queries, rows):
-        stop = min(start + rows, view.queries)
-        yield slice(start, stop), slice(*view.reach(start, stop))
+    starts = range(0, view.queries, rows)
+    stops = [min(start + rows, view.queries) for start in starts]
+    return [(i, j, *view.reach(i, j)) for i, j in zip(starts, stops, strict=True)]
 
 
 def _weights(q: Tensor, k: Tensor, bias: Tensor, mask: Tensor, sigmoid: bool) -> Tensor:
@@ -63,10 +62,10 @@ class _Pointwise(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, bias)
         ctx.view, ctx.sigmoid = view, sigmoid
         out = v.new_empty(*q.shape[:-1], v.shape[-1])
-        for rows, columns in _blocks(q, view):
-            mask = view.mask(rows, columns)
-            p = _weights(q[..., rows, :], k[..., columns, :], bias[..., rows], mask, sigmoid)
-            out[..., rows, :] = p.to(v.dtype) @ v[..., columns, :]
+        for i, j, low, high in _blocks(q, view):
+            mask = view.mask(i, j, low, high)
+            p = _weights(q[..., i:j, :], k[..., low:high, :], bias[..., i:j], mask, sigmoid)
+            out[..., i:j, :] = p.to(v.dtype) @ v[..., low:high, :]
         return out
 
     @staticmethod
@@ -77,18 +76,18 @@ class _Pointwise(torch.autograd.Function):
         dq, dbias = torch.empty_like(q), bias.new_empty(bias.shape)
         dk = torch.zeros_like(k, dtype=bias.dtype)
         dv = torch.zeros_like(v, dtype=bias.dtype)
-        for rows, columns in _blocks(q, view):
-            q_rows, k_columns, do_rows = q[..., rows, :], k[..., columns, :], dout[..., rows, :]
-            mask = view.mask(rows, columns)
-            p = _weights(q_rows, k_columns, bias[..., rows], mask, sigmoid)
-            dv[..., columns, :] += p.to(v.dtype).transpose(-1, -2) @ do_rows
-            ds = (do_rows @ v[..., columns, :].transpose(-1, -2)).to(bias.dtype)
+        for i, j, low, high in _blocks(q, view):
+            q_rows, k_columns, do_rows = q[..., i:j, :], k[..., low:high, :], dout[..., i:j, :]
+            mask = view.mask(i, j, low, high)
+            p = _weights(q_rows, k_columns, bias[..., i:j], mask, sigmoid)
+            dv[..., low:high, :] += p.to(v.dtype).transpose(-1, -2) @ do_rows
+            ds = (do_rows @ v[..., low:high, :].transpose(-1, -2)).to(bias.dtype)
             if sigmoid:
                 ds.mul_(p).mul_(p.neg_().add_(1))
             else:
                 ds.masked_fill_(~mask, 0.0)
-            dbias[..., rows] = ds.sum(-1)
-            low = ds.to(q.dtype)
-            dq[..., rows, :] = low @ k_columns
-            dk[..., columns, :] += low.transpose(-1, -2) @ q_rows
+            dbias[..., i:j] = ds.sum(-1)
+            ds = ds.to(q.dtype)
+            dq[..., i:j, :] = ds @ k_columns
+            dk[..., low:high, :] += ds.transpose(-1, -2) @ q_rows
         return dq, dk.to(k.dtype), dv.to(v.dtype), dbias, None, None

@@ -38,7 +38,7 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, view: View, scale: float, dropout
     for start in range(0, view.queries, block):
         stop = min(start + block, view.queries)
         low, high = view.reach(start, stop)
-        mask = view.mask(slice(start, stop), slice(low, high))
+        mask = view.mask(start, stop, low, high)
         keys, values = k[..., low:high, :], v[..., low:high, :]
         parts.append(_sdpa(q[..., start:stop, :], keys, values, mask, False, scale, dropout))
     return torch.cat(parts, -2)

@@ -6,24 +6,21 @@ packages may add theirs through the entry-point group `langevin.mixers`.
 
 from __future__ import annotations
 
+import inspect
+from importlib import import_module
 from importlib.metadata import entry_points
+from pkgutil import iter_modules
 from typing import Any
 
 from torch import nn
 
 from langevin.callable_module import callable_module
-from langevin.errors import UsageError
+from langevin.errors import UsageError, unknown
 from langevin.mixers.attend import attend
 from langevin.mixers.attention import Attention, Cache, Scalars
-from langevin.mixers.drift import Drift, Noise, Wrapper
-from langevin.mixers.heat import Heat
+from langevin.mixers.drift import Wrapper
 from langevin.mixers.mechanism import Geometry, Mechanism, SoftmaxMechanism
-from langevin.mixers.neighbor import Neighbor
-from langevin.mixers.sigmoid import Sigmoid
-from langevin.mixers.sima import SimA
-from langevin.mixers.softmax import Softmax
 from langevin.mixers.spec import ALIASES, MIXERS, WRAPPERS, Spec, parse, register, register_wrapper
-from langevin.mixers.ssmax import SSMax
 from langevin.mixers.view import View
 
 __all__ = [
@@ -32,23 +29,16 @@ __all__ = [
     "WRAPPERS",
     "Attention",
     "Cache",
-    "Drift",
     "Geometry",
-    "Heat",
     "Mechanism",
-    "Neighbor",
-    "Noise",
-    "SSMax",
     "Scalars",
-    "Sigmoid",
-    "SimA",
-    "Softmax",
     "SoftmaxMechanism",
     "Spec",
     "View",
     "Wrapper",
     "attend",
     "build",
+    "examples",
     "names",
     "parse",
     "register",
@@ -60,6 +50,12 @@ def names() -> list[str]:
     """Every registered mixer."""
     order = ["softmax", "ssmax", "heat", "sigmoid", "sima", "neighbor"]
     return sorted(MIXERS, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def examples() -> list[str]:
+    """Specs that show every mixer and wrapper with its variants."""
+    known = [(name, MIXERS[name]) for name in names()] + list(WRAPPERS.items())
+    return [spec for name, cls in known for spec in getattr(cls, "examples", ()) or (name,)]
 
 
 def build(
@@ -84,12 +80,16 @@ def build(
         raise UsageError(f"max_length={max_length} and depth={depth} must be 1 or more")
     make: Any = Attention if isinstance(spec.mixer, Mechanism) else spec.mixer.module
     place = {"width": width, "heads": heads, "causal": causal, "layer": layer, "depth": depth}
-    try:
-        return make(spec, **place, max_length=max_length, **options)
-    except TypeError as error:
-        raise UsageError(f"{spec.mixer.name}: {error}") from None
+    accepted = set(inspect.signature(make).parameters) - {*place, "spec", "max_length", "place"}
+    for option in options:
+        if option not in accepted:
+            raise unknown(f"option of {spec.mixer.name}", option, accepted)
+    module: nn.Module = make(spec, **place, max_length=max_length, **options)
+    return module
 
 
+for _file in iter_modules(__path__):
+    import_module(f"{__name__}.{_file.name}")
 for _plugin in entry_points(group="langevin.mixers"):
     _plugin.load()
 

@@ -57,6 +57,7 @@ def attend(
         window=window,
         key_padding_mask=key_padding_mask,
         documents=documents,
+        batch=q.shape[0],
     )
     own, *wrapped = _scalars(parsed, geometry, parameters or {}, q)
     w = None
@@ -96,7 +97,7 @@ def _scalars(spec: Spec, geometry: Geometry, given: Parameters, like: Tensor) ->
         own = {}
         for name, start in part.parameters(geometry).items():
             known.append(prefix + name)
-            value = given.get(prefix + name, start)
+            value = torch.as_tensor(given.get(prefix + name, start))
             if value.shape != start.shape:
                 raise UsageError(
                     f"{prefix}{name} has shape {tuple(value.shape)}, expected {tuple(start.shape)}"

@@ -174,7 +174,7 @@ class Attention(nn.Module):
         geometry = Geometry(heads, d, kv_heads, layer, depth, max_length)
         self.mixer = QKV(spec, geometry)
         if dropout and not self.mixer.mechanism.has_dropout:
-            raise UsageError(f"{spec.mixer.name} has no weights to drop", "Use dropout=0.")
+            raise UsageError(f"dropout is not defined for {spec}", "Use dropout=0.")
         self.q = nn.Linear(width, heads * d, bias=False)
         self.k = nn.Linear(width, kv_heads * d, bias=False)
         self.v = nn.Linear(width, kv_heads * d, bias=False)
@@ -205,9 +205,8 @@ class Attention(nn.Module):
         return_weights: bool = False,
     ) -> Any:
         """Mixed x, or (mixed x, weights). Masks cover all keys, those in the cache included."""
-        _, L, W = x_BLW.shape
-        if self.width != W:
-            raise UsageError(f"x has width {W}, expected {self.width}")
+        check_input(x_BLW, self.width)
+        L = x_BLW.shape[1]
         if cache is not None and not self.causal:
             raise UsageError(
                 "a bidirectional mixer cannot continue from a cache",
@@ -223,6 +222,7 @@ class Attention(nn.Module):
             window=self.window,
             key_padding_mask=key_padding_mask,
             documents=documents,
+            batch=x_BLW.shape[0],
         )
         y, w = self._mix(q, k, v, view, cache, return_weights)
         out = self.out(y.transpose(1, 2).flatten(-2))
@@ -269,6 +269,11 @@ class Attention(nn.Module):
         for name, x in cache.tensors.items():
             cache.tensors[name] = x[..., -self.window :, :]
         return view.last(keep), k, v, past_queries
+
+
+def check_input(x_BLW: Tensor, width: int) -> None:
+    if x_BLW.ndim != 3 or x_BLW.shape[2] != width:
+        raise UsageError(f"x has shape {tuple(x_BLW.shape)}, expected (batch, tokens, {width})")
 
 
 def rotate(x_BHLD: Tensor, past: int, base: float = ROPE_BASE) -> Tensor:

@@ -30,6 +30,7 @@ class Wrapper:
     """An output wrapper; subclasses are frozen dataclasses whose fields are the spec's keys."""
 
     name: ClassVar[str] = ""
+    examples: ClassVar[tuple[str, ...]] = ()  # specs that show its variants, for check and tests
 
     def parameters(self, geometry: Geometry) -> Parameters:
         return {}
@@ -47,6 +48,8 @@ class Drift(Wrapper):
     gain: float | Literal["head"] = "head"
     gate: float | Literal["channel"] = "channel"
     baseline: float | Literal["channel"] = "channel"
+
+    examples = ("softmax+drift", "softmax+drift(kind='gate')")
 
     def __post_init__(self) -> None:
         if self.kind == "gain" and (self.gate, self.baseline) != ("channel", "channel"):
@@ -86,6 +89,8 @@ class Drift(Wrapper):
 class Noise(Wrapper):
     std: float | Literal["head", "channel"] = 0.1
     eval: bool = False
+
+    examples = ("softmax+noise", "softmax+noise(std='channel')")
 
     def __post_init__(self) -> None:
         if not isinstance(self.std, str) and self.std < 0:

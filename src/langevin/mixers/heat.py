@@ -49,6 +49,15 @@ class Heat(SoftmaxMechanism):
     t_min: float = 0.01
     t_max: float = 100.0
 
+    examples = (
+        "heat(t=0.28)",
+        "heat(t='law')",
+        "heat(t='head')",
+        "heat(t='adaptive')",
+        "heat(t=1.0, distance='squared')",
+        "heat(t=0.16, alpha=1.0)",
+    )
+
     def __post_init__(self) -> None:
         if not isinstance(self.t, str) and self.t <= 0:
             raise UsageError(f"heat(t={self.t}) must be positive", "t is a time: t=√d/2 is plain softmax.")

@@ -40,9 +40,14 @@ class Mechanism:
     """A q,k,v mixer. Subclasses are frozen dataclasses whose fields are the spec's keys."""
 
     name: ClassVar[str] = ""
+    examples: ClassVar[tuple[str, ...]] = ()  # specs that show its variants, for check and tests
     needs_past_queries: ClassVar[bool] = False  # a key-value cache alone cannot continue it
     recurrent: ClassVar[bool] = False  # `advance` continues from a state of constant size
-    has_dropout: ClassVar[bool] = False  # whether dropping weights at random is defined
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether dropping weights at random in training is defined."""
+        return False
 
     def parameters(self, geometry: Geometry) -> Parameters:
         """Learned scalars with their initial values; they stay in float32."""
@@ -102,7 +107,9 @@ class SoftmaxMechanism(Mechanism):
     τ is `sharpness`, κ `key_offset` and α `decay`: each has a hook, and plain softmax overrides none.
     """
 
-    has_dropout = True
+    @property
+    def has_dropout(self) -> bool:
+        return not self.decay
 
     def sharpness(
         self, q_BHQD: Tensor, k_BHKD: Tensor, view: View, p: Parameters, geometry: Geometry

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from langevin.errors import UsageError
 from langevin.kernels.stencil import neighbour, only_real
-from langevin.mixers.attention import Cache, Wrappers
+from langevin.mixers.attention import Cache, Wrappers, check_input
 from langevin.mixers.mechanism import Geometry
 from langevin.mixers.spec import Spec, register
 from langevin.mixers.view import View
@@ -40,6 +40,11 @@ class Neighbor:
     noise: float = 0.0
 
     name: ClassVar[str]
+    examples: ClassVar[tuple[str, ...]] = (
+        "neighbor",
+        "neighbor(hops='dilated')",
+        "neighbor(kind='linear')",
+    )
 
     def __post_init__(self) -> None:
         if self.iters < 1:
@@ -104,9 +109,8 @@ class NeighborMixer(nn.Module):
         cache: Cache | None = None,
         return_weights: bool = False,
     ) -> Any:
-        _, L, W = x_BLW.shape
-        if self.width != W:
-            raise UsageError(f"x has width {W}, expected {self.width}")
+        check_input(x_BLW, self.width)
+        L = x_BLW.shape[1]
         if return_weights:
             raise UsageError("neighbor has no attention weights", "It mixes neighbours directly.")
         if cache is not None and not self.causal:
@@ -122,14 +126,20 @@ class NeighborMixer(nn.Module):
             device=x_BLW.device,
             key_padding_mask=key_padding_mask,
             documents=documents,
+            batch=x_BLW.shape[0],
         )
-        h = self._diffuse(self._noised(x_BLW), view, cache)
+        out = self.mix(self.noised(x_BLW), view, cache)
         if cache is not None:
             cache.length = view.keys
+        return out
+
+    def mix(self, x_BLW: Tensor, view: View, cache: Cache | None = None) -> Tensor:
+        """Diffuse and wrap; x is already noised."""
+        h = self._diffuse(x_BLW, view, cache)
         heads = h.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return self.wrappers(heads).transpose(1, 2).flatten(-2)
 
-    def _noised(self, x_BLW: Tensor) -> Tensor:
+    def noised(self, x_BLW: Tensor) -> Tensor:
         if not (self.training and self.config.noise):
             return x_BLW
         rms = x_BLW.detach().square().mean(-1, keepdim=True).sqrt()

@@ -27,6 +27,8 @@ from langevin.mixers.view import View, wide
 class Sigmoid(Mechanism):
     bias: float | Literal["-log n", "head"] = "-log n"
 
+    examples = ("sigmoid", "sigmoid(bias='head')")
+
     def parameters(self, geometry: Geometry) -> Parameters:
         if self.bias != "head":
             return {}

@@ -32,6 +32,8 @@ _LEAST_NORM = 1e-12
 class SimA(Mechanism):
     scale: Literal["none", "n"] = "none"
 
+    examples = ("sima", "sima(scale='n')")
+
     needs_past_queries = True
     recurrent = True
 
@@ -86,14 +88,13 @@ class SimA(Mechanism):
         dtype = wide(q_BHQD.dtype)
         k = _real(k_BHKD.to(dtype), view)
         every_q = q_BHQD if past_queries is None else torch.cat([past_queries, q_BHQD], -2)
-        if view.causal and every_q.shape[-2] != view.keys:
+        if every_q.shape[-2] != view.keys:
             raise UsageError(
-                f"causal sima normalises by past queries: {view.keys} keys came with "
+                f"sima normalises by past queries too: {view.keys} keys came with "
                 f"{every_q.shape[-2]} queries",
                 "Pass past_queries, decode with a module's cache, or pass all queries.",
             )
-        if every_q.shape[-2] == view.keys:
-            every_q = _real(every_q.to(dtype), view)
+        every_q = _real(every_q.to(dtype), view)
         q = every_q[..., every_q.shape[-2] - view.queries :, :]
         q = q / _nonzero(visible_sum(every_q.abs(), view))
         q = q / _nonzero(as_many_heads(visible_sum(k.abs(), view), q))

@@ -62,7 +62,12 @@ class Spec:
     wrappers: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
-        return "+".join(_written(part) for part in (self.mixer, *self.wrappers))
+        """The shortest spec that means this."""
+        return "+".join(_written(part, in_full=False) for part in (self.mixer, *self.wrappers))
+
+    def in_full(self) -> str:
+        """Every key spelt out, for files that must mean the same after a default changes."""
+        return "+".join(_written(part, in_full=True) for part in (self.mixer, *self.wrappers))
 
 
 @lru_cache(maxsize=1024)
@@ -174,11 +179,10 @@ def _value(text: str, node: ast.expr) -> Any:
         ) from None
 
 
-def _written(config: Any) -> str:
-    """The shortest spec that gives this config back."""
-    changed = [
+def _written(config: Any, in_full: bool) -> str:
+    said = [
         f"{f.name}={getattr(config, f.name)!r}"
         for f in fields(config)
-        if f.default is dataclasses.MISSING or getattr(config, f.name) != f.default
+        if in_full or f.default is dataclasses.MISSING or getattr(config, f.name) != f.default
     ]
-    return f"{config.name}({', '.join(changed)})" if changed else config.name
+    return f"{config.name}({', '.join(said)})" if said else config.name

@@ -28,6 +28,8 @@ class SSMax(SoftmaxMechanism):
     bias: float | Literal["head"] = 0.0
     train_length: int | None = None  # default: the model's
 
+    examples = ("ssmax", "ssmax(bias='head')")
+
     def __post_init__(self) -> None:
         if self.train_length is not None and self.train_length < 2:
             raise UsageError(f"ssmax(train_length={self.train_length}) must be 2 or more")

@@ -41,18 +41,19 @@ class View:
         window: int | None = None,
         key_padding_mask: Tensor | None = None,
         documents: Tensor | None = None,
+        batch: int | None = None,
     ) -> View:
-        """The view of `queries` last positions on `keys` positions."""
+        """The view of `queries` last positions on `keys` positions; batch is only compared with."""
         if queries > keys and causal:
             raise UsageError(
                 f"{queries} queries cannot be the last ones of {keys} keys",
                 "With causal=True pass at least as many keys as queries.",
             )
-        if window is not None and (isinstance(window, bool) or window < 1):
-            raise UsageError(f"window={window} lets no query see anything", "Pass a window of 1 or more.")
+        if window is not None and (type(window) is not int or window < 1):
+            raise UsageError(f"window={window} is not a number of keys", "Pass 1 or more.")
         real = starts = ends = None
         if key_padding_mask is not None:
-            real = _per_key(key_padding_mask, keys, "key_padding_mask")
+            real = _per_key(key_padding_mask, batch, keys, "key_padding_mask")
             if real.dtype != torch.bool:
                 raise UsageError(
                     f"key_padding_mask is {real.dtype}, expected bool",
@@ -64,7 +65,7 @@ class View:
                     "documents with fewer queries than keys need causal=True",
                     "Without causality pass all queries.",
                 )
-            starts, ends = _runs(_per_key(documents, keys, "documents"))
+            starts, ends = _runs(_per_key(documents, batch, keys, "documents"))
         return View(queries, keys, causal, torch.device(device), window, real, starts, ends)
 
     @staticmethod
@@ -158,13 +159,15 @@ class View:
         """Whether some query may see no key at all (it then mixes to zero)."""
         return self.real_BK is not None
 
-    def mask(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
-        """visible(i, j) for a block of queries and keys, (B or 1, 1, rows, columns)."""
+    def mask(
+        self, start: int = 0, stop: int | None = None, low: int = 0, high: int | None = None
+    ) -> Tensor:
+        """visible(i, j) of queries [start, stop) and keys [low, high): (B or 1, 1, rows, columns)."""
         first, last = self.bounds_BQ
-        index = torch.arange(self.keys, device=self.device)[columns]
-        seen = (index >= first[:, rows, None]) & (index <= last[:, rows, None])
+        index = torch.arange(low, self.keys if high is None else high, device=self.device)
+        seen = (index >= first[:, start:stop, None]) & (index <= last[:, start:stop, None])
         if self.real_BK is not None:
-            seen = seen & self.real_BK[:, None, columns]
+            seen = seen & self.real_BK[:, None, low:high]
         return seen[:, None]
 
     @property
@@ -194,10 +197,10 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _per_key(x: Tensor, keys: int, name: str) -> Tensor:
-    if x.ndim != 2 or x.shape[1] != keys:
+def _per_key(x: Tensor, batch: int | None, keys: int, name: str) -> Tensor:
+    if x.ndim != 2 or x.shape[1] != keys or (batch is not None and x.shape[0] not in (1, batch)):
         raise UsageError(
-            f"{name} has shape {tuple(x.shape)}, expected (batch, {keys})",
+            f"{name} has shape {tuple(x.shape)}, expected ({batch or 'batch'}, {keys})",
             "It covers every key, cached ones included.",
         )
     return x

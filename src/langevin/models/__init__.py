@@ -1,1 +1,1 @@
-"""Models: other people's, converted (`convert`)."""
+"""Models: other people's with our mixers (`convert`), and drift folded away (`fold`)."""

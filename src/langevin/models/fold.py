@@ -1,0 +1,135 @@
+"""Fold drift into the output projection: the same function with fewer parts.
+
+    W (a ⊙ y + c) + b   =   (W diag a) y + (b + W c)
+
+Drift is affine in the mixed values y, and the projection W follows at once. H heads, D head width.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from langevin.errors import UsageError
+from langevin.mixers.attention import QKV, Attention, Scalars, Wrappers
+from langevin.mixers.drift import Drift, Noise
+from langevin.mixers.neighbor import NeighborMixer
+
+_PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "proj", "wo", "out_lin")
+# What an attention module may own beside it, if the projection is to follow the mixed values at once.
+_HARMLESS = re.compile(
+    r"(q|k|v|qkv)_proj|query|key|value|qkv|query_key_value|c_attn|(q|k)_(layer)?norm|rotary_emb|\w*dropout|langevin"
+)
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """One projection to change, by which a and c, and the mixer that keeps only its first wrappers."""
+
+    mixer: QKV
+    projection: Any
+    a: Tensor
+    c: Tensor
+    kept: int
+
+
+@torch.no_grad()
+def fold(model: nn.Module) -> nn.Module:
+    """Fold every drift of the model into the projection behind it, in place; the model is returned.
+
+    For inference: what a folded model computes in eval mode is unchanged. Training noise behind a drift is
+    dropped with it. Works for models built of `langevin.mixers.Attention` and for converted ones.
+    """
+    planned = [_planned(model, name, module) for name, module in model.named_modules()]
+    folds = [f for f in planned if f is not None]
+    for f in folds:
+        _fold_into(f.projection, f.a, f.c)
+        f.mixer.spec = replace(f.mixer.spec, wrappers=f.mixer.spec.wrappers[: f.kept])
+        f.mixer.wrappers = _shortened(f.mixer, f.kept)
+    if folds and isinstance(model, PreTrainedModel) and getattr(model.config, "langevin", None):
+        model.config.langevin = {"spec": folds[0].mixer.spec.in_full()}
+    return model
+
+
+def _planned(model: nn.Module, name: str, module: nn.Module) -> _Fold | None:
+    """What to change for this module, if it is one that drifts; raises where that cannot be done."""
+    if isinstance(module, NeighborMixer) and any(isinstance(w, Drift) for w in module.spec.wrappers):
+        raise UsageError(
+            f"{module.spec} has no output projection to fold drift into", "Keep the model as it is."
+        )
+    mixer: Any = module.mixer if isinstance(module, Attention) else getattr(module, "langevin", None)
+    wrappers = mixer.spec.wrappers if isinstance(mixer, QKV) else ()
+    first = next((i for i, w in enumerate(wrappers) if isinstance(w, Drift)), None)
+    if first is None:
+        return None
+    a, c = _affine(mixer, first)
+    projection = module.out if isinstance(module, Attention) else _projection(model, name, module)
+    if bool(c.any()) and projection.bias is None:
+        raise UsageError(
+            f"the drift of {name} shifts its output, and the projection behind it has no bias",
+            "Keep the model as it is, or train with drift(kind='gain') or baseline=0.",
+        )
+    return _Fold(mixer, projection, a, c, first)
+
+
+def _affine(mixer: QKV, first: int) -> tuple[Tensor, Tensor]:
+    """(a, c), each (H·D,), of all drifts from the first on, applied in order."""
+    shape = (mixer.geometry.heads, 1, mixer.geometry.head_dim)
+    device = next(iter(mixer.parameters()), torch.empty(0)).device
+    a = torch.ones(shape, dtype=torch.float64, device=device)
+    c = torch.zeros_like(a)
+    parts = zip(mixer.wrappers.configs[first:], list(mixer.wrappers.scalars)[first:], strict=True)
+    for config, scalars in parts:
+        assert isinstance(scalars, Scalars)
+        if isinstance(config, Drift):
+            gain, shift = config.affine({k: p.double() for k, p in scalars.as_dict().items()})
+            a, c = gain * a, gain * c + shift
+        elif not isinstance(config, Noise) or config.eval:
+            raise UsageError(
+                f"{mixer.spec}: what {config.name} adds after a drift also acts in inference",
+                "Fold a model without it, or write it before the drift.",
+            )
+    return a.expand(shape).flatten(), c.expand(shape).flatten()
+
+
+def _fold_into(projection: Any, a: Tensor, c: Tensor) -> None:
+    """W <- W diag a, b <- b + W c, in float64 and rounded once."""
+    W: Tensor = projection.weight.T if isinstance(projection, Conv1D) else projection.weight  # (out, in)
+    a, c = a.to(W.device), c.to(W.device)
+    if bool(c.any()):
+        projection.bias.copy_(projection.bias.double() + W.double() @ c)
+    W.copy_(W.double() * a)
+
+
+def _projection(model: nn.Module, name: str, module: nn.Module) -> Any:
+    """The output projection of a converted attention module: its own, or its sibling `output.dense`."""
+    children = dict(module.named_children())
+    own = next((children.pop(n) for n in _PROJECTIONS if n in children), None)
+    if own is None:
+        parent = model.get_submodule(name.rpartition(".")[0])
+        own = getattr(getattr(parent, "output", None), "dense", None)
+    unknown = [child for child in children if not _HARMLESS.fullmatch(child)]
+    if "sigmoid" in inspect.unwrap(type(module).forward).__code__.co_names:
+        unknown.append("a gate")
+    if type(own) not in (nn.Linear, Conv1D) or unknown:
+        what = f"owns {', '.join(unknown)}" if unknown else "is not followed by a plain linear projection"
+        raise UsageError(
+            f"{name} ({type(module).__name__}) {what}: where its output goes is not known for certain",
+            "Keep the model as it is.",
+        )
+    return own
+
+
+def _shortened(mixer: QKV, kept: int) -> Wrappers:
+    """The first wrappers, with their learned scalars."""
+    wrappers = Wrappers(mixer.spec, mixer.geometry).train(mixer.wrappers.training)
+    wrappers.scalars = mixer.wrappers.scalars[:kept]
+    wrappers.generator = mixer.wrappers.generator
+    return wrappers
