@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -90,24 +92,36 @@ def _remember(text: str) -> bool:
 
 def _scalars(spec: Spec, geometry: Geometry, given: Parameters, like: Tensor) -> list[Parameters]:
     """Learned scalars of the mixer and of each wrapper: the given ones, else their initial values."""
+    make = _initial if torch.compiler.is_compiling() else _initial_once
+    start = make(spec, geometry, like.device, wide(like.dtype))
+    if not given:
+        return start
     every: list[Parameters] = []
     known: list[str] = []
-    for part in (spec.mixer, *spec.wrappers):
+    for part, values in zip((spec.mixer, *spec.wrappers), start, strict=True):
         prefix = "" if part is spec.mixer else f"{part.name}."
         own = {}
-        for name, start in part.parameters(geometry).items():
+        for name, value in values.items():
             known.append(prefix + name)
-            value = torch.as_tensor(given.get(prefix + name, start))
-            if value.shape != start.shape:
-                raise UsageError(
-                    f"{prefix}{name} has shape {tuple(value.shape)}, expected {tuple(start.shape)}"
-                )
-            own[name] = value.to(device=like.device, dtype=wide(like.dtype))
+            own[name] = torch.as_tensor(given.get(prefix + name, value)).to(value)
+            if own[name].shape != value.shape:
+                shapes = f"{tuple(own[name].shape)}, expected {tuple(value.shape)}"
+                raise UsageError(f"{prefix}{name} has shape {shapes}")
         every.append(own)
     for name in given:
         if name not in known:
             raise UsageError(f"{spec} learns no {name!r}", f"It learns: {', '.join(known) or '-'}.")
     return every
+
+
+def _initial(spec: Spec, geometry: Geometry, device: torch.device, dtype: torch.dtype) -> list[Parameters]:
+    return [
+        {name: x.to(device=device, dtype=dtype) for name, x in part.parameters(geometry).items()}
+        for part in (spec.mixer, *spec.wrappers)
+    ]
+
+
+_initial_once = lru_cache(maxsize=256)(_initial)  # copying them to a GPU at every call would stall it
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, past: Tensor | None) -> None:
