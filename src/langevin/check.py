@@ -53,9 +53,14 @@ def check(
             raise UsageError(f"unknown property {missing[0]!r}", f"Properties: {valid}.")
         properties = {wanted: properties[wanted] for wanted in only}
     rows = []
-    for title, trial in properties.items():
-        progress(title)
-        rows.append(_try(title, trial, subject))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are tiny: threads would mostly wait for each other
+    try:
+        for title, trial in properties.items():
+            progress(title)
+            rows.append(_try(title, trial, subject))
+    finally:
+        torch.set_num_threads(threads)
     return Report(name, tuple(rows))
 
 

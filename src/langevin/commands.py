@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
@@ -87,21 +88,24 @@ def _print_report(report: Any) -> None:
 
 
 def _print_matrix(reports: list[Any]) -> None:
-    """One line per subject, one column per property; failures in full below."""
-    from langevin.checks.properties import PROPERTIES
-
-    columns = [*PROPERTIES, "formula"]
-    table = Table("mixer", *(name.replace(" ", "\n", 1) for name in columns))
+    """One line per subject, one numbered column per property; failures in full below."""
+    columns = list(dict.fromkeys(row.property for report in reports for row in report.rows))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("mixer", no_wrap=True)
+    for number in range(1, len(columns) + 1):
+        table.add_column(str(number), justify="right")
     mark = {True: "[green]✓[/]", False: "[bold red]✗[/]", None: "[dim]-[/]"}
     for report in reports:
         found = {row.property: mark[row.passed] for row in report.rows}
         table.add_row(report.subject, *(found.get(name, mark[None]) for name in columns))
-    _console().print(table)
-    _console().print("✓ holds   ✗ fails   - not offered by this mixer", style="dim")
+    console = _console()
+    console.print(table)
+    legend = "   ".join(f"{i} {name}" for i, name in enumerate(columns, 1))
+    console.print(f"{legend}\n✓ holds   ✗ fails   - not offered by this mixer", style="dim")
     for report in reports:
         for row in report.rows:
             if row.passed is False:
-                _console().print(f"[bold red]FAIL[/] {report.subject}: {row.property}: {row.detail}")
+                console.print(f"[bold red]FAIL[/] {report.subject}: {row.property}: {row.detail}")
 
 
 def bench_command(options: Bench) -> int:
@@ -132,7 +136,8 @@ def bench_command(options: Bench) -> int:
         _print_bench(part, about, [row for row in result["rows"] if row["part"] == part])
     _console().print(
         f"{result['machine']['device']}, {settings.dtype}, torch {result['machine']['torch']}; "
-        f"median of {settings.repeats}, ± interquartile range; ratios are medians of run-by-run ratios",
+        f"median of {settings.repeats} ± interquartile range; × softmax: median of run-by-run ratios; "
+        "MiB: peak of forward and backward",
         style="dim",
     )
     if options.json is not None:
@@ -142,27 +147,30 @@ def bench_command(options: Bench) -> int:
 
 
 def _print_bench(part: str, about: str, rows: list[dict[str, Any]]) -> None:
-    table = Table(title=f"{part}: {about}", title_justify="left")
-    table.add_column("length", justify="right")
+    table = Table(title=f"{part}: {about}", title_justify="left", box=box.SIMPLE_HEAD)
+    table.padding = (0, 1, 0, 0)
     table.add_column("mixer", no_wrap=True)
-    for name in ("forward ms", "× softmax", "fwd+bwd ms", "× softmax", "peak MiB", "× softmax"):
-        table.add_column(name, justify="right")
-    last = None
+    for name in ("forward ms", "×", "fwd+bwd ms", "×", "MiB", "×"):
+        table.add_column(name, justify="right", no_wrap=True)
+    length = None
     for row in rows:
-        if last not in (None, row["length"]):
-            table.add_section()
-        last = row["length"]
+        if length != row["length"]:
+            length = row["length"]
+            table.add_row(f"[bold]{length:,} tokens[/] × {row['batch']}")
         table.add_row(
-            str(row["length"]),
             row["mixer"],
-            f"{row['forward_ms']:.2f} ± {row['forward_spread_ms']:.2f}",
+            _with_spread(row["forward_ms"], row["forward_spread_ms"]),
             f"{row['forward_ratio']:.2f}",
-            f"{row['both_ms']:.2f} ± {row['both_spread_ms']:.2f}",
+            _with_spread(row["both_ms"], row["both_spread_ms"]),
             f"{row['both_ratio']:.2f}",
-            f"{row['peak_mib']:.1f}",
+            f"{row['peak_mib']:.0f}",
             f"{row['peak_ratio']:.2f}",
         )
     _console().print(table)
+
+
+def _with_spread(median: float, spread: float) -> str:
+    return f"{median:.2f} ±{100 * spread / median:.0f}%"
 
 
 def convert_command(model: str, spec: str, out: Path) -> int:
