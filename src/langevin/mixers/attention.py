@@ -6,7 +6,7 @@ B batch, H heads, L tokens, K keys (cached ones included), D head width, W model
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -234,7 +234,9 @@ class Attention(nn.Module):
         k = self.k(x_BLW).view(B, L, self.kv_heads, self.head_dim).transpose(1, 2)
         v = self.v(x_BLW).view(B, L, self.kv_heads, self.head_dim).transpose(1, 2)
         if self.positions == "rope":
-            q, k = rotate(q, past), rotate(k, past)
+            here = torch.arange(past, past + L, device=x_BLW.device)
+            cos, sin = rotary(here, self.head_dim, x_BLW.dtype)
+            q, k = turn(q, cos, sin), turn(k, cos, sin)
         return q, k, v
 
     def _mix(
@@ -276,18 +278,15 @@ def check_input(x_BLW: Tensor, width: int) -> None:
         raise UsageError(f"x has shape {tuple(x_BLW.shape)}, expected (batch, tokens, {width})")
 
 
-def rotate(x_BHLD: Tensor, past: int, base: float = ROPE_BASE) -> Tensor:
-    """Rotary positions: channel pairs (c, c + D/2) turned by position · base^(-2c/D)."""
-    L, D = x_BHLD.shape[-2:]
-    dtype = wide(x_BHLD.dtype)
-    frequency = base ** (-torch.arange(0, D, 2, device=x_BHLD.device, dtype=dtype) / D)
-    position = torch.arange(past, past + L, device=x_BHLD.device, dtype=dtype)
-    angle = position[:, None] * frequency
-    cos, sin = angle.cos(), angle.sin()
-    a, b = x_BHLD.to(dtype).chunk(2, -1)
+def rotary(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin of position · base^(-2c/width), (..., L, width/2), in float32 or better."""
+    dtype = wide(dtype)
+    channel = torch.arange(0, width, 2, device=positions.device, dtype=dtype)
+    angle = positions[..., None].to(dtype) * ROPE_BASE ** (-channel / width)
+    return angle.cos(), angle.sin()
+
+
+def turn(x_BHLD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: channel pairs (c, c + D/2) turned by their angle."""
+    a, b = x_BHLD.to(cos.dtype).chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x_BHLD.dtype)
-
-
-def without(spec: Spec, wrapper: type) -> Spec:
-    """The spec less its wrappers of one kind."""
-    return replace(spec, wrappers=tuple(w for w in spec.wrappers if not isinstance(w, wrapper)))

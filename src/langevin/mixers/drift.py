@@ -35,6 +35,10 @@ class Wrapper:
     def parameters(self, geometry: Geometry) -> Parameters:
         return {}
 
+    def learned(self, p: Parameters) -> Parameters:
+        """The learned scalars in the terms of the formula, for reports."""
+        return dict(p)
+
     def apply(
         self, y_BHLD: Tensor, p: Parameters, training: bool, generator: torch.Generator | None
     ) -> Tensor:
@@ -67,6 +71,9 @@ class Drift(Wrapper):
         if self.baseline == "channel":
             p["baseline"] = initial(0.0, *channels)
         return p
+
+    def learned(self, p: Parameters) -> Parameters:
+        return {name: x.sigmoid() if name == "gate" else x for name, x in p.items()}
 
     def affine(self, p: Parameters) -> tuple[Tensor | float, Tensor | float]:
         """(a, c) with y -> a ⊙ y + c; each a number or broadcasting to (H, 1, D)."""
@@ -101,6 +108,9 @@ class Noise(Wrapper):
             return {}
         shape = (geometry.heads, 1 if self.std == "head" else geometry.head_dim)
         return {"std": initial(math.log(math.expm1(NOISE_START)), *shape)}  # softplus^-1
+
+    def learned(self, p: Parameters) -> Parameters:
+        return {name: F.softplus(x) for name, x in p.items()}
 
     def apply(
         self, y_BHLD: Tensor, p: Parameters, training: bool, generator: torch.Generator | None

@@ -89,8 +89,8 @@ class NeighborMixer(nn.Module):
         copies = 1 if self.config.shared else self.config.iters
         step = MLPStep if self.config.kind == "mlp" else LinearStep
         self.steps = nn.ModuleList(step(width, self.config.alpha, causal) for _ in range(copies))
-        geometry = Geometry(heads, width // heads, heads, layer, depth, max_length)
-        self.wrappers = Wrappers(spec, geometry)
+        self.geometry = Geometry(heads, width // heads, heads, layer, depth, max_length)
+        self.wrappers = Wrappers(spec, self.geometry)
         self.generator: torch.Generator | None = None
 
     def new_cache(self) -> Cache:

@@ -29,7 +29,7 @@ from langevin.mixers.mechanism import Geometry, Mechanism
 from langevin.mixers.neighbor import NeighborMixer
 from langevin.mixers.spec import Spec, parse
 from langevin.models.convert_attention import NAME, ask, forget, is_causal, remember
-from langevin.models.convert_neighbor import NeighborAttention
+from langevin.models.convert_neighbor import NeighborAttention, parameter_names
 
 DEFAULT_LENGTH = 1024
 _DROPOUTS = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
@@ -199,7 +199,9 @@ def _replace_modules(model: nn.Module, found: dict[str, nn.Module], spec: Spec) 
         )
         if not isinstance(mixer, NeighborMixer):
             raise UsageError(f"{spec.mixer.name} cannot take the place of attention in {name}")
-        replacements[name] = NeighborAttention(_placed(mixer, module), module)
+        place = getattr(module, "layer_idx", None)
+        names = parameter_names(module)
+        replacements[name] = NeighborAttention(_placed(mixer, module), module.config, place, names)
     for name, replacement in replacements.items():
         replacement.train(found[name].training)
         parent, _, child = name.rpartition(".")
@@ -263,8 +265,10 @@ def _read_config(where: str, kwargs: dict[str, Any]) -> tuple[PretrainedConfig, 
 def _model_class(config: PretrainedConfig, auto_class: Any, where: str) -> Any:
     chosen = getattr(transformers, auto_class, None) if isinstance(auto_class, str) else auto_class
     named = (config.architectures or [None])[0]
-    if auto_class is None:
-        chosen = getattr(transformers, named, None) if named else None
+    if auto_class is None and named:
+        from langevin.models import backbone
+
+        chosen = getattr(transformers, named, None) or getattr(backbone, named, None)
     if chosen is None:
         raise UsageError(
             f"{auto_class or named or where} names no transformers model class",

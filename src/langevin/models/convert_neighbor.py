@@ -24,13 +24,13 @@ class NeighborAttention(nn.Module):
     hear, which is exact: what lies further back cannot reach the new tokens.
     """
 
-    def __init__(self, mixer: NeighborMixer, replaced: nn.Module) -> None:
+    def __init__(
+        self, mixer: NeighborMixer, config: Any, layer: int | None, names: tuple[str, ...]
+    ) -> None:
+        """names are those of the positional arguments that callers pass, the input first."""
         super().__init__()
-        self.langevin = mixer
-        self.config = getattr(replaced, "config", None)
-        self.layer_idx = getattr(replaced, "layer_idx", None)
+        self.langevin, self.config, self.layer_idx, self.names = mixer, config, layer, names
         self.is_causal = mixer.causal
-        self.names: tuple[str, ...] = _parameter_names(replaced)
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
@@ -75,7 +75,7 @@ class NeighborAttention(nn.Module):
         return View.of(near, near, causal=view.causal, device=view.device, key_padding_mask=real)
 
 
-def _parameter_names(module: nn.Module) -> tuple[str, ...]:
+def parameter_names(module: nn.Module) -> tuple[str, ...]:
     """The names of the positional parameters of a module's forward, or of the one it stands for."""
     if isinstance(module, NeighborAttention):
         return module.names

@@ -1,0 +1,178 @@
+"""Where attention goes: how spread out it is, how far it reaches, how much the first token soaks up.
+
+B batch, H heads, Q queries, K keys; the queries are the last Q of the K positions, as in a View. Explicit
+weights come from a forward pass: a mixer's `return_weights=True`, or a model's `output_attentions=True`.
+
+Weights are read as shares p_ij = |w_ij| / Σ_j |w_ij|. For softmax that changes nothing; weights that do not
+sum to one (sigmoid) or may be negative (sima) get this meaning; `rescaled`, `row_sum`, `negative` say so.
+
+    entropy       -Σ_j p_ij ln p_ij, and as a fraction of ln n_i (queries that see two keys or more)
+    sink          p of the first key that the query sees
+    radius        the smallest r with Σ_{|i-j| <= r} p_ij >= 50, 90, 95, 99 %
+    outside       Σ_{|i-j| > r} p_ij for r = 5, 10, 20, 50, 100
+    by_distance   the mean p of the visible pairs with |i-j| = 0, 1, 2, ...
+
+All are means over queries that see and weigh something; radii also have medians.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from langevin.errors import UsageError, WorkError
+from langevin.mixers.attention import QKV, Scalars, Wrappers
+from langevin.mixers.neighbor import NeighborMixer
+
+SHARES = (0.5, 0.9, 0.95, 0.99)
+RADII = (5, 10, 20, 50, 100)
+_ONE = 1e-2  # how far from 1 a row may sum and still count as normalised: bfloat16 rounds
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Radius:
+    share: float
+    mean: float
+    median: float
+
+
+@dataclass(frozen=True)
+class Head:
+    """The attention of one head, averaged over queries."""
+
+    head: int
+    queries: int
+    entropy: float  # nats
+    relative_entropy: float | None  # of ln n; None where no query sees two keys
+    sink: float
+    radius: tuple[Radius, ...]
+    outside: dict[int, float]
+    by_distance: tuple[float | None, ...]  # None where no visible pair is that far apart
+    row_sum: float  # mean Σ_j w_ij as it came
+    negative: float  # mean share of negative weights in Σ_j |w_ij|
+    rescaled: bool  # whether |w| / Σ|w| differs from w
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def attention_statistics(weights_BHQK: Tensor, visible: Tensor) -> list[Head]:
+    """The statistics of every head; visible is True where a query may see a key, as View.mask gives it:
+    (B or 1, 1, Q, K) or (B or 1, Q, K)."""
+    B, H, Q, K = weights_BHQK.shape
+    if visible.ndim == 4 and visible.shape[1] == 1:
+        visible = visible[:, 0]
+    if visible.dtype != torch.bool or visible.ndim != 3 or visible.shape[1:] != (Q, K):
+        raise UsageError(
+            f"visible is {visible.dtype} of shape {tuple(visible.shape)}, expected bool (B, {Q}, {K})",
+            "Pass the mask of the view: True where a query may see a key.",
+        )
+    seen_BQK = visible.expand(B, Q, K).to(weights_BHQK.device)
+    return [_head(h, weights_BHQK[:, h].double(), seen_BQK) for h in range(H)]
+
+
+def _head(head: int, w_BQK: Tensor, seen_BQK: Tensor) -> Head:
+    if not bool(w_BQK.isfinite().all()):
+        raise WorkError(f"the attention weights of head {head} are not finite")
+    if bool((w_BQK[~seen_BQK] != 0).any()):
+        raise UsageError(
+            f"head {head} gives weight to keys that its queries cannot see",
+            "The mask is not the one these weights were computed with.",
+        )
+    distance_QK = _distance(w_BQK.shape[1], w_BQK.shape[2], w_BQK.device)
+    total_BQ = w_BQK.abs().sum(-1)
+    alive_BQ = total_BQ > 0
+    if not bool(alive_BQ.any()):
+        raise UsageError(f"no query of head {head} gives weight to any key")
+    distance_NK = distance_QK.expand_as(w_BQK)[alive_BQ]
+    w, seen, total = w_BQK[alive_BQ], seen_BQK[alive_BQ], total_BQ[alive_BQ]
+    p = w.abs() / total[:, None]
+    n = seen.sum(-1)
+    entropy = -torch.special.xlogy(p, p).sum(-1)
+    several = n > 1
+    first = seen.int().argmax(-1, keepdim=True)  # the first of the largest
+    furthest = int(distance_NK.max())
+    at_distance = p.new_zeros(len(p), furthest + 1).scatter_add_(-1, distance_NK, p)
+    within = at_distance.cumsum(-1)
+    pairs = torch.bincount(distance_NK[seen], minlength=furthest + 1)
+    row_sum = w.sum(-1)
+    rescaled = bool((w < 0).any()) or float((row_sum - 1).abs().max()) > _ONE
+    return Head(
+        head=head,
+        queries=len(p),
+        entropy=float(entropy.mean()),
+        relative_entropy=float((entropy / n.log())[several].mean()) if bool(several.any()) else None,
+        sink=float(p.gather(-1, first).mean()),
+        radius=tuple(_radius(within, share) for share in SHARES),
+        outside={r: float((1 - within[:, min(r, furthest)]).mean().clamp_min(0)) for r in RADII},
+        by_distance=tuple(
+            mass / count if count else None
+            for mass, count in zip(at_distance.sum(0).tolist(), pairs.tolist(), strict=True)
+        ),
+        row_sum=float(row_sum.mean()),
+        negative=float((w.clamp_max(0).abs().sum(-1) / total).mean()),
+        rescaled=rescaled,
+    )
+
+
+def _radius(within_ND: Tensor, share: float) -> Radius:
+    radius = (within_ND < share - _ROUNDING).sum(-1).double()
+    return Radius(share, float(radius.mean()), float(radius.quantile(0.5)))
+
+
+def _distance(queries: int, keys: int, device: torch.device) -> Tensor:
+    """|i - j| of the last queries and all keys, (Q, K)."""
+    here = torch.arange(keys - queries, keys, device=device)
+    return (here[:, None] - torch.arange(keys, device=device)).abs()
+
+
+@dataclass(frozen=True)
+class LearnedScalar:
+    """One learned number, in the terms of its mixer's formula."""
+
+    layer: int
+    head: int
+    name: str  # time, s, bias, drift.gain, drift.gate, ...
+    value: float
+    channel: int | None = None  # where a head has one for each channel (or, in adapt, for each feature)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def learned_scalars(model: nn.Module) -> list[LearnedScalar]:
+    """The learned times, s, biases and drifts of every mixer in a model, by layer and head."""
+    rows: list[LearnedScalar] = []
+    mixers = [m for m in model.modules() if isinstance(m, QKV | NeighborMixer)]
+    for mixer in mixers:
+        layer = mixer.geometry.layer
+        terms = mixer.learned() if isinstance(mixer, QKV) else {}
+        for name, values in [*terms.items(), *_wrapper_terms(mixer.wrappers)]:
+            rows += _by_head(layer, name, values.detach().double().cpu())
+    return rows
+
+
+def _wrapper_terms(wrappers: Wrappers) -> list[tuple[str, Tensor]]:
+    terms = []
+    for config, scalars in zip(wrappers.configs, wrappers.scalars, strict=True):
+        assert isinstance(scalars, Scalars)
+        found = config.learned(scalars.as_dict())
+        terms += [(f"{config.name}.{name}", value) for name, value in found.items()]
+    return terms
+
+
+def _by_head(layer: int, name: str, values: Tensor) -> list[LearnedScalar]:
+    """Rows of a tensor (H,), (H, 1) or (H, channels)."""
+    if values.ndim > 1 and values.shape[-1] == 1:
+        values = values[..., 0]
+    if values.ndim == 1:
+        return [LearnedScalar(layer, h, name, value) for h, value in enumerate(values.tolist())]
+    return [
+        LearnedScalar(layer, h, name, value, channel)
+        for h, channels in enumerate(values.tolist())
+        for channel, value in enumerate(channels)
+    ]

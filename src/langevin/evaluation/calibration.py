@@ -1,0 +1,332 @@
+"""Whether a model's confidence is what it claims: of the tokens predicted with 70 %, are 70 % right?
+
+    fit = fit_temperature(model, validation, device="cpu")
+    plain, scaled = score_at(model, test, (1.0, fit.value), device="cpu")
+    measure(plain).ece, measure(scaled).ece
+
+Tokens are sorted into bins b by top-1 confidence c. With n_b tokens, accuracy a_b and mean confidence c_b,
+
+    ECE                   Σ_b n_b/n |a_b - c_b|                                    15 bins of equal width
+    adaptive ECE, L1      the same                                                 15 bins of equal mass
+    adaptive ECE          √ Σ_b n_b/n ( (a_b - c_b)² - a_b (1 - a_b) / (n_b - 1) )   15 bins of equal mass
+
+The last is the debiased estimator of Kumar et al. (2019, arXiv 1909.10155): the subtracted term is what
+sampling alone adds to the square, so the sum of a calibrated model is about 0 (and its root is taken of 0
+where the sum is negative). It is a root mean square, and as such larger than a mean of absolute errors. The
+other two are positive even for a perfectly calibrated model: by how much, says the noise floor.
+
+Bins are (low, high], and 0 belongs to the first; equal confidences always share a bin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from langevin.errors import UsageError
+from langevin.evaluation.likelihood import (
+    Estimate,
+    TokenScores,
+    below_the_largest,
+    bootstrap,
+    per_unit,
+    sweep,
+)
+from langevin.objectives import ar
+
+Array = NDArray[np.float64]
+
+BINS = 15
+_NODES_AT_ONCE = 3
+_LAST_NODE = 10  # β = 2^(10/2): temperatures between 1/32 and 32
+
+
+def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> float:
+    """Expected calibration error over bins of equal width."""
+    c, right = _checked(confidence, correct)
+    return float(_plain_error(_binned(c, right, equal_width(bins))))
+
+
+def adaptive_ece(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS, *, l1: bool = False) -> float:
+    """Calibration error over bins of equal mass: the debiased root mean square, or L1 as it is."""
+    c, right = _checked(confidence, correct)
+    sums = _binned(c, right, equal_mass(c, bins))
+    return float(_plain_error(sums)) if l1 else _root(float(_debiased_square(sums)))
+
+
+def equal_width(bins: int = BINS) -> Array:
+    """The inner edges 1/bins, 2/bins, ..."""
+    return np.arange(1, bins) / bins
+
+
+def equal_mass(confidence: Array, bins: int = BINS) -> Array:
+    """The inner edges: the ⌈n/bins⌉th, ⌈2n/bins⌉th, ... smallest confidence."""
+    rank = -(-np.arange(1, bins) * len(confidence) // bins)
+    return np.sort(confidence)[rank - 1]
+
+
+def _bin(confidence: Array, edges: Array) -> NDArray[np.int64]:
+    return np.searchsorted(edges, confidence, side="left")
+
+
+def _binned(confidence: Array, correct: Array, edges: Array) -> Array:
+    """(n_b, Σ c, Σ correct) of every bin, (bins, 3)."""
+    index, bins = _bin(confidence, edges), len(edges) + 1
+    rows = (None, confidence, correct)
+    return np.stack([np.bincount(index, weights=row, minlength=bins) for row in rows], -1)
+
+
+def _plain_error(sums: Array) -> Array:
+    """Σ_b n_b/n |a_b - c_b| of sums (..., bins, 3)."""
+    n, c, right = np.moveaxis(sums, -1, 0)
+    error: Array = np.abs(right - c).sum(-1) / n.sum(-1)
+    return error
+
+
+def _debiased_square(sums: Array) -> Array:
+    """Σ_b n_b/n ((a_b - c_b)² - a_b (1 - a_b) / (n_b - 1)); a single token is not corrected."""
+    n, c, right = np.moveaxis(sums, -1, 0)
+    some = np.maximum(n, 1)
+    accuracy = right / some
+    square = ((right - c) / some) ** 2 - accuracy * (1 - accuracy) / np.maximum(n - 1, 1)
+    total: Array = (n * square).sum(-1) / n.sum(-1)
+    return total
+
+
+def _root(square: float) -> float:
+    return math.sqrt(max(square, 0.0))
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What a perfectly calibrated model would score by chance, with these confidences."""
+
+    mean: float
+    high: float  # 95 % of such models score less
+
+
+@dataclass(frozen=True)
+class Bin:
+    """One column of a reliability diagram."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float | None  # None in an empty bin
+    accuracy: Estimate | None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    temperature: float
+    tokens: int
+    units: int  # documents or windows resampled
+    ece: Estimate
+    ece_floor: Floor
+    adaptive_ece: Estimate
+    adaptive_ece_floor: Floor
+    adaptive_ece_l1: Estimate
+    adaptive_ece_l1_floor: Floor
+    brier: Estimate
+    brier_if_calibrated: float  # mean 1 - Σ_c p_c²
+    top1_brier: Estimate
+    top1_brier_if_calibrated: float  # mean c (1 - c)
+    confidence: Estimate
+    overconfidence: Estimate  # mean confidence - accuracy
+    reliability: tuple[Bin, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure(
+    scores: TokenScores, *, bins: int = BINS, resamples: int = 1000, simulations: int = 1000, seed: int = 0
+) -> Calibration:
+    """Calibration of scored tokens, with intervals by resampling units and the noise floors.
+
+    Edges of equal mass are those of the sample in every resample, and a fitted temperature is taken as
+    given. The intervals of ECE and of the L1 form are about what they measure on this many tokens: near the
+    floor that is more than the true error, which the interval of the debiased adaptive ECE covers.
+    """
+    c, right = _checked(scores.confidence, scores.correct)
+    edges = (equal_width(bins), equal_mass(c, bins))
+    filled = _binned(c, right, edges[0])[:, 0] > 0
+    simple = np.stack([np.ones(len(c)), c, right, scores.brier, scores.top1_brier])
+    binned = [per_unit(simple[:3], scores.unit, _bin(c, e), bins) for e in edges]
+    sums = np.concatenate([per_unit(simple, scores.unit), *binned], -1)
+
+    def statistics(totals: Array) -> Array:
+        n, confidence, hits, brier, top1 = np.moveaxis(totals[..., :5], -1, 0)
+        width, mass = np.split(totals[..., 5:].reshape(*totals.shape[:-1], 2 * bins, 3), 2, -2)
+        with np.errstate(invalid="ignore"):
+            accuracy = (width[..., 2] / width[..., 0])[..., filled]
+        errors = [_plain_error(width), _debiased_square(mass), _plain_error(mass)]
+        means = [x / n for x in (brier, top1, confidence, confidence - hits)]
+        return np.concatenate([np.stack([*errors, *means], -1), accuracy], -1)
+
+    found = bootstrap(sums, statistics, resamples=resamples, seed=seed)
+    floors = noise_floors(c, edges, simulations=simulations, seed=seed)
+    return Calibration(
+        temperature=scores.temperature,
+        tokens=len(c),
+        units=len(sums),
+        ece=found[0].map(lambda x: max(x, 0.0)),
+        ece_floor=floors[0],
+        adaptive_ece=found[1].map(_root),
+        adaptive_ece_floor=floors[1],
+        adaptive_ece_l1=found[2].map(lambda x: max(x, 0.0)),
+        adaptive_ece_l1_floor=floors[2],
+        brier=found[3],
+        brier_if_calibrated=float(1 - scores.square.mean(dtype=np.float64)),
+        top1_brier=found[4],
+        top1_brier_if_calibrated=float((c * (1 - c)).mean()),
+        confidence=found[5],
+        overconfidence=found[6],
+        reliability=_reliability(_binned(c, right, edges[0]), found[7:]),
+    )
+
+
+def _reliability(sums: Array, accuracies: list[Estimate]) -> tuple[Bin, ...]:
+    remaining, bins = iter(accuracies), len(sums)
+    return tuple(
+        Bin(
+            b / bins,
+            (b + 1) / bins,
+            int(n),
+            float(c / n) if n else None,
+            next(remaining).map(lambda x: min(max(x, 0.0), 1.0)) if n else None,
+        )
+        for b, (n, c, _) in enumerate(sums)
+    )
+
+
+def noise_floors(
+    confidence: Array, edges: tuple[Array, Array], *, simulations: int, seed: int
+) -> tuple[Floor, Floor, Floor]:
+    """ECE, adaptive ECE and its L1 form of models that are right with probability c, token by token.
+
+    Sorted by confidence, a bin is a slice, and a simulation costs one uniform number a token.
+    """
+    ordered = np.sort(confidence)
+    chance = ordered.astype(np.float32)
+    draw = np.random.default_rng(seed)
+    sums, cuts = [], []
+    for e in edges:
+        empty = np.zeros(len(ordered))
+        sums.append(np.repeat(_binned(ordered, empty, e)[None], simulations, 0))
+        cuts.append(np.searchsorted(ordered, e, side="right"))
+    for i in range(simulations):
+        right = draw.random(len(chance), dtype=np.float32) < chance
+        for kind, cut in zip(sums, cuts, strict=True):
+            kind[i, :, 2] = [np.count_nonzero(part) for part in np.split(right, cut)]
+    width, mass = sums
+    square = _debiased_square(mass)
+    errors = (_plain_error(width), np.sqrt(np.maximum(square, 0)), _plain_error(mass))
+    width_floor, adaptive, l1 = (Floor(float(x.mean()), float(np.quantile(x, 0.95))) for x in errors)
+    return width_floor, adaptive, l1
+
+
+def _checked(confidence: ArrayLike, correct: ArrayLike) -> tuple[Array, Array]:
+    c, right = np.asarray(confidence, np.float64), np.asarray(correct, np.float64)
+    if c.ndim != 1 or c.shape != right.shape or not len(c):
+        raise UsageError(
+            f"confidence {c.shape} and correct {right.shape} must be two rows of equal length, 1 or more"
+        )
+    if not ((c >= 0) & (c <= 1)).all():
+        raise UsageError("a confidence is outside 0 to 1", "Pass probabilities of the predicted class.")
+    return c, right
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """The temperature that makes the text likeliest."""
+
+    value: float
+    inside: bool  # False: the likelihood still grows at the end of the range, 1/32 to 32
+    nll: float  # at temperature 1, nats a token
+    tokens: int
+    passes: int
+
+
+def fit_temperature(
+    model: Callable[[Tensor], Any],
+    windows: Iterable[ar.Windows],
+    *,
+    device: torch.device | str,
+    autocast: torch.dtype | None = None,
+    rows: int | None = None,
+) -> Temperature:
+    """The T that minimises the mean NLL of softmax(z / T), for validation text.
+
+    In β = 1/T the NLL is convex, with slope g(β) = mean E_p[z] - z_y and curvature h(β) = mean Var_p[z].
+    A pass over the text takes g and h at three β, factors of √2 apart and first around 1. Where g changes
+    sign between two of them, the root of its cubic Hermite interpolant is the answer; else a further pass
+    takes the next three on the side where the root must be. Usually one pass is enough, and T is then
+    within 0.1 % of the minimum, less than what sampling leaves open.
+    """
+    if iter(windows) is windows:
+        raise UsageError("the windows can be gone through only once", "Pass a list or ar.Strided.")
+    slopes: dict[int, tuple[float, float]] = {}
+    nodes, nll, tokens, passes = list(range(-1, _NODES_AT_ONCE - 1)), 0.0, 0, 0
+    while True:
+        found, _ = sweep(model, windows, _slopes(nodes), device=device, autocast=autocast, rows=rows)
+        first, *rest = found.mean(-1, dtype=np.float64)
+        slopes |= dict(zip(nodes, zip(rest[::2], rest[1::2], strict=True), strict=True))
+        passes += 1
+        if passes == 1:
+            nll, tokens = float(first), found.shape[-1]
+        if slopes[0][0] == 0:
+            return Temperature(1.0, True, nll, tokens, passes)
+        low, high = min(slopes), max(slopes)
+        if slopes[low][0] <= 0 <= slopes[high][0]:
+            left = max(k for k in slopes if slopes[k][0] <= 0 and k < high)
+            beta = _root_between(_beta(left), _beta(left + 1), slopes[left], slopes[left + 1])
+            return Temperature(1 / beta, True, nll, tokens, passes)
+        upwards = slopes[high][0] < 0
+        end = high if upwards else low
+        if abs(end) >= _LAST_NODE:
+            return Temperature(1 / _beta(end), False, nll, tokens, passes)
+        nodes = [end + (i if upwards else -i) for i in range(1, _NODES_AT_ONCE + 1)]
+
+
+def _beta(node: int) -> float:
+    return float(2 ** (node / 2))
+
+
+def _slopes(nodes: list[int]) -> Callable[[Tensor, Tensor], Tensor]:
+    """The NLL at β = 1, then slope and curvature at every node."""
+
+    def statistics(z_NV: Tensor, y_N: Tensor) -> Tensor:
+        z, z_y, _ = below_the_largest(z_NV, y_N)
+        rows = [z.logsumexp(-1) - z_y]
+        for node in nodes:
+            e = (z * _beta(node)).exp_()
+            total = e.sum(-1)
+            mean = e.mul_(z).sum(-1) / total
+            rows += [mean - z_y, e.mul_(z).sum(-1) / total - mean.square()]
+        return torch.stack(rows)
+
+    return statistics
+
+
+def _root_between(a: float, b: float, at_a: tuple[float, float], at_b: tuple[float, float]) -> float:
+    """Where the cubic with these (value, slope) at a and b rises through zero, by bisection."""
+    (g_a, h_a), (g_b, h_b), width = at_a, at_b, b - a
+
+    def cubic(x: float) -> float:
+        u = (x - a) / width
+        inner = g_a * (1 + 2 * u) * (1 - u) ** 2 + g_b * u**2 * (3 - 2 * u)
+        return inner + width * (h_a * u * (1 - u) ** 2 - h_b * u**2 * (1 - u))
+
+    low, high = a, b
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cubic(middle) <= 0 else (low, middle)
+    return (low + high) / 2

@@ -1,0 +1,76 @@
+"""The configuration of langevin's own models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from langevin.errors import UsageError, unknown
+from langevin.mixers.spec import Spec, parse
+
+POSITIONS = ("none", "learned", "sinusoidal", "rope")
+MLPS = ("gelu", "swiglu")
+NORMS = ("layernorm", "rmsnorm")
+
+
+class LangevinConfig(PreTrainedConfig):
+    """One pre-norm transformer whose mixer is a spec, or a list with one spec per layer.
+
+    positions: none, learned, sinusoidal or rope; mlp: gelu or swiglu; norm: layernorm or rmsnorm.
+    """
+
+    model_type = "langevin"
+    keys_to_ignore_at_inference = ("past_key_values",)
+
+    vocab_size: int = 256
+    hidden_size: int = 256
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    intermediate_size: int | None = None
+    max_position_embeddings: int = 256
+    mixer: str | list[str] = "softmax"
+    positions: str = "rope"
+    causal: bool = True
+    mlp: str = "gelu"
+    norm: str = "layernorm"
+    qk_norm: bool = False
+    dropout: float = 0.0
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for kind, value, valid in (
+            ("positions", self.positions, POSITIONS),
+            ("mlp", self.mlp, MLPS),
+            ("norm", self.norm, NORMS),
+        ):
+            if value not in valid:
+                raise unknown(kind, str(value), valid)
+        if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
+            raise UsageError(
+                f"{self.num_attention_heads} heads do not divide a width of {self.hidden_size}",
+                f"Choose a number of heads that divides {self.hidden_size}.",
+            )
+        if self.positions == "rope" and (self.hidden_size // self.num_attention_heads) % 2:
+            raise UsageError("rope needs an even head width", "Choose another number of heads.")
+        if self.num_hidden_layers < 1:
+            raise UsageError(f"a model needs at least one layer, not {self.num_hidden_layers}")
+        _ = self.mixers
+        super().__post_init__(**kwargs)
+
+    @property
+    def mixers(self) -> list[Spec]:
+        """The spec of every layer."""
+        specs = [self.mixer] if isinstance(self.mixer, str) else list(self.mixer)
+        if len(specs) not in (1, self.num_hidden_layers):
+            raise UsageError(
+                f"{len(specs)} mixers came for {self.num_hidden_layers} layers",
+                "Give one mixer, or one for each layer.",
+            )
+        return [parse(s) for s in specs] * (self.num_hidden_layers if len(specs) == 1 else 1)

@@ -1,0 +1,114 @@
+"""Autoregression: predict the next token.
+
+    loss = - Σ_i m_i ln p(x_{i+1} | x_1 .. x_i)  /  Σ_i m_i
+
+B batch, T tokens, L = T - 1 predictions, V vocabulary. `shift` is the only place where inputs and targets
+are moved against each other: models take inputs and return logits at the same positions, and training and
+evaluation compare those logits with these targets as they stand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from langevin.errors import UsageError
+from langevin.mixers.view import wide
+
+# Tokens (B, L + 1); scored (B, L), True where a target counts; perhaps the unit (document) of each target.
+Windows = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
+
+_NO_TARGET = -100  # what cross_entropy leaves out
+
+
+def shift(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """(inputs, targets), both (B, T - 1): the target at position i is token i + 1."""
+    if tokens_BT.ndim != 2 or tokens_BT.shape[1] < 2:
+        raise UsageError(
+            f"tokens have shape {tuple(tokens_BT.shape)}, expected (batch, 2 or more)",
+            "A prediction needs a token to start from and one to predict.",
+        )
+    return tokens_BT[:, :-1], tokens_BT[:, 1:]
+
+
+def loss(
+    logits_BLV: Tensor,
+    targets_BL: Tensor,
+    mask_BL: Tensor | None = None,
+    *,
+    total: int | Tensor | None = None,
+) -> Tensor:
+    """The mean negative log-likelihood of the targets in the mask, in nats and in float32 or better.
+
+    The mean is over tokens. Where a batch comes in parts (accumulation, several devices), `total` is the
+    number of targets in all of them, so that the parts' losses add up to the mean over the whole batch.
+    A mask that leaves nothing gives NaN.
+    """
+    if logits_BLV.shape[:2] != targets_BL.shape:
+        raise UsageError(
+            f"logits {tuple(logits_BLV.shape)} do not fit targets {tuple(targets_BL.shape)}",
+            "Both come from one shift: logits = model(inputs), with inputs, targets = shift(tokens).",
+        )
+    if mask_BL is not None:
+        targets_BL = torch.where(mask_BL, targets_BL, _NO_TARGET)
+    logits = logits_BLV.flatten(0, 1)
+    logits = logits.to(wide(logits.dtype))
+    summed = F.cross_entropy(logits, targets_BL.flatten(), ignore_index=_NO_TARGET, reduction="sum")
+    if total is None:
+        total = targets_BL.numel() if mask_BL is None else mask_BL.sum()
+    return summed / total
+
+
+@dataclass(frozen=True, eq=False)
+class Strided:
+    """A text as overlapping windows in which each token but the first is scored exactly once.
+
+    A window holds `length` predictions and starts `stride` tokens after the one before, so a scored token
+    sees at least length - stride tokens of context (at the start of the text, all there is). The last
+    window ends with the text. Tokens are resampled in blocks of `length`, whatever the stride.
+    """
+
+    tokens: Tensor
+    length: int
+    stride: int | None = None  # default: length, without overlap
+    batch: int = 8
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 1 or len(self.tokens) < 2:
+            raise UsageError(
+                f"tokens have shape {tuple(self.tokens.shape)}, expected (2 or more,)",
+                "Pass the text as one row; a prediction needs a token to start from.",
+            )
+        if self.length < 1 or self.batch < 1:
+            raise UsageError(f"length={self.length} and batch={self.batch} must be 1 or more")
+        if not 1 <= self.step <= self.length:
+            raise UsageError(
+                f"stride={self.stride} must be between 1 and the length, {self.length}",
+                "A longer stride would leave tokens out.",
+            )
+
+    @property
+    def step(self) -> int:
+        return self.length if self.stride is None else self.stride
+
+    def starts(self) -> list[int]:
+        last = max(0, len(self.tokens) - 1 - self.length)
+        return [*range(0, last, self.step), last]
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.starts()) / self.batch)
+
+    def __iter__(self) -> Iterator[Windows]:
+        length = min(self.length, len(self.tokens) - 1)
+        starts = torch.tensor(self.starts(), device=self.tokens.device)
+        place = torch.arange(length + 1, device=self.tokens.device)
+        done = torch.cat([starts.new_zeros(1), starts[:-1] + length])  # the first target left to score
+        for first, fresh in zip(starts.split(self.batch), done.split(self.batch), strict=True):
+            positions = first[:, None] + place
+            predicted = positions[:, :-1]
+            yield self.tokens[positions].long(), predicted >= fresh[:, None], predicted // self.length

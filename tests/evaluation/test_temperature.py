@@ -1,0 +1,92 @@
+"""Temperature scaling: fitted on validation text, it finds the temperature hidden in the logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from synthetic import bigram_table, bigram_text, next_token_oracle, oracle_text
+
+from langevin.errors import UsageError
+from langevin.evaluation.calibration import fit_temperature, measure
+from langevin.evaluation.likelihood import score_at
+from langevin.objectives import ar
+
+TABLE = bigram_table(1.5)
+VALIDATION, TEST = bigram_text(TABLE, 20_000, seed=1), bigram_text(TABLE, 20_000, seed=2)
+
+
+def likeliest(table, text):
+    """The temperature of least NLL, by golden section."""
+    inputs, targets = ar.shift(text[None])
+    logits, targets = table.double()[inputs[0]], targets[0]
+    low, high, ratio = np.log(1 / 40), np.log(40), (np.sqrt(5) - 1) / 2
+    while high - low > 1e-7:
+        a, b = high - ratio * (high - low), low + ratio * (high - low)
+        worse = F.cross_entropy(logits / np.exp(a), targets) > F.cross_entropy(logits / np.exp(b), targets)
+        low, high = (a, high) if worse else (low, b)
+    return float(np.exp(low))
+
+
+@pytest.mark.parametrize("hidden", [0.3, 0.8, 1.0, 1.25, 1.9, 6.0])
+def test_a_hidden_temperature_is_recovered(hidden):
+    table = TABLE * hidden
+    windows = ar.Strided(VALIDATION, length=128)
+    fit = fit_temperature(lambda x: table[x], windows, device="cpu")
+    assert fit.inside
+    assert fit.tokens == len(VALIDATION) - 1
+    assert fit.value == pytest.approx(hidden, rel=0.03)
+    assert fit.value == pytest.approx(likeliest(table, VALIDATION), rel=1e-3)
+    assert fit.passes == (1 if 0.75 < hidden < 1.35 else 2 if 0.25 < hidden < 4 else 3)
+
+
+def test_scaling_improves_the_likelihood_and_calibration_of_other_text():
+    table = TABLE * 1.6
+    fit = fit_temperature(lambda x: table[x], ar.Strided(VALIDATION, length=128), device="cpu")
+    calls = []
+
+    def model(tokens):
+        calls.append(len(tokens))
+        return table[tokens]
+
+    windows = ar.Strided(TEST, length=128)
+    plain, scaled = score_at(model, windows, (1.0, fit.value), device="cpu")
+    assert len(calls) == len(windows)
+    before, after = measure(plain), measure(scaled)
+    assert scaled.nll.mean() < plain.nll.mean() - 0.05
+    assert before.ece.low > 5 * before.ece_floor.high
+    assert after.ece.value < 2 * after.ece_floor.high
+    assert after.brier.value < before.brier.value
+    assert after.temperature == fit.value
+    np.testing.assert_array_equal(plain.correct, scaled.correct)
+
+
+def test_the_reported_loss_is_that_at_temperature_1():
+    fit = fit_temperature(lambda x: TABLE[x], ar.Strided(VALIDATION, length=128), device="cpu")
+    inputs, targets = ar.shift(VALIDATION[None])
+    assert fit.nll == pytest.approx(float(ar.loss(TABLE[inputs], targets)), rel=1e-5)
+
+
+def test_a_model_that_is_always_right_wants_the_lowest_temperature_and_says_so():
+    windows = ar.Strided(oracle_text(200), length=20)
+    fit = fit_temperature(lambda x: next_token_oracle(x) / 100, windows, device="cpu")
+    assert not fit.inside
+    assert fit.value == 1 / 32
+
+
+def test_logits_that_say_nothing_keep_temperature_1():
+    windows = ar.Strided(VALIDATION[:300], length=20)
+    fit = fit_temperature(lambda x: torch.zeros(*x.shape, len(TABLE)), windows, device="cpu")
+    assert (fit.value, fit.inside) == (1.0, True)
+
+
+def test_windows_that_can_be_read_only_once_are_refused():
+    windows = iter(ar.Strided(VALIDATION, length=128))
+    with pytest.raises(UsageError, match="only once"):
+        fit_temperature(lambda x: TABLE[x], windows, device="cpu")
+
+
+def test_temperatures_must_be_positive():
+    with pytest.raises(UsageError, match="positive"):
+        score_at(lambda x: TABLE[x], ar.Strided(TEST, length=128), (1.0, 0.0), device="cpu")
