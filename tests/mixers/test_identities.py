@@ -172,3 +172,13 @@ def test_sima_decodes_with_a_state_that_does_not_grow():
         sizes.add(sum(x.numel() for x in cache.state))
         assert not cache.tensors
     assert sizes == {module.state_size(20)}
+
+
+def test_the_band_reaches_every_weight_that_is_not_zero():
+    """One far key, as well aligned as the bound allows, with a weight of e^-20."""
+    q, k, v = (torch.zeros(1, 1, 400, 8, dtype=torch.float64) for _ in range(3))
+    q[0, 0, 399, 0], k[0, 0, 99, 0], v[0, 0, 99] = 880.0, 1.0, 1e9
+    spec = "heat(t=0.5, alpha=0.02)"  # 880 - 0.01 · 300² = -20
+    fused = langevin.attend(q, k, v, spec, causal=True)
+    assert float(fused[0, 0, 399, 0]) == pytest.approx(1e9 * math.exp(-20) / 9.36, rel=0.01)
+    same(fused, langevin.attend(q, k, v, spec, causal=True, implementation="reference"))
