@@ -15,10 +15,22 @@ _WHERE = {
     "convert": "langevin.models.convert",
     "from_pretrained": "langevin.models.convert",
     "fold": "langevin.models.fold",
+    "load": "langevin.runs",
+    "train": "langevin.training.start",
 }
-_MODULES = {"mixers", "check", "bench", "models", "kernels"}
+_MODULES = {"bench", "check", "data", "evaluation", "kernels", "mixers", "models", "runs"}
 
-__all__ = ["__version__", "attend", "check", "convert", "fold", "from_pretrained", "mixers"]
+__all__ = [
+    "__version__",
+    "attend",
+    "check",
+    "convert",
+    "fold",
+    "from_pretrained",
+    "load",
+    "mixers",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,14 +9,15 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from langevin import __version__
 from langevin.errors import UsageError, WorkError
+from langevin.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,121 @@ class Convert:
 
 
 @dataclass(frozen=True)
+class Data:
+    """List data sets, or prepare some: fetch, tokenise and cache.
+
+    Example: langevin data prepare stories text8
+    """
+
+    what: tyro.conf.Positional[Literal["list", "prepare"]] = "list"
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Names, text files or folders of text files."""
+    tokenizer: str | None = None
+    """bytes, chars, bpe-N, or a transformers tokenizer; default: what suits the data."""
+    json: bool = False
+    """Print the list as JSON."""
+
+    def run(self) -> int:
+        from langevin.run_commands import data_command
+
+        return data_command(self.what, self.names, self.tokenizer, self.json)
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a language model with any mixer on any text.
+
+    Example: langevin train --data stories --mixer "heat(t='head')" --minutes 1 --out runs/x
+    """
+
+    settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
+    out: Path | None = None
+    """The run folder; default: runs/DATA-MIXER-SEED."""
+    config: Path | None = None
+    """A YAML file of settings, such as another run's config.yaml; flags on the command line go first."""
+    resume: Literal["never", "auto"] = "never"
+    """auto: go on from the last whole checkpoint of the run folder, if there is one."""
+    seeds: str | None = None
+    """Several runs, 0-2 or 0,3,5, one after another."""
+    dry_run: bool = False
+    """Print parameters, FLOPs and memory, and train nothing."""
+
+    def run(self) -> int:
+        from langevin.run_commands import train_command
+
+        return train_command(self.settings, self.out, self.resume == "auto", self.seeds, self.dry_run)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Loss, perplexity, bits per character and calibration of a run's best model, with intervals."""
+
+    path: tyro.conf.Positional[Path]
+    """A run folder."""
+    split: Literal["test", "valid"] = "test"
+    stride: int | None = None
+    """Tokens between windows; default: half the context."""
+    json: bool = False
+    """Print JSON."""
+
+    def run(self) -> int:
+        from langevin.run_commands import evaluate_command
+
+        return evaluate_command(self.path, self.split, self.stride, self.json)
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Write text with a run's best model, as it comes.
+
+    Example: langevin generate runs/x --prompt "Once upon a time" --temperature 0.8
+    """
+
+    run_folder: tyro.conf.Positional[Path]
+    """A run folder."""
+    prompt: tuple[str, ...] = ()
+    """One or more beginnings; none: from nothing."""
+    tokens: int = 200
+    """The most tokens to add."""
+    temperature: float = 0.8
+    """0: always the likeliest token."""
+    top_k: int = 0
+    """Choose among the k likeliest; 0: all."""
+    top_p: float = 1.0
+    """Choose among the fewest that hold this probability."""
+    samples: int = 1
+    """Texts for each prompt."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a text."""
+    seed: int = 0
+
+    def run(self) -> int:
+        from langevin.run_commands import generate_command
+
+        return generate_command(self)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Draw run folders: curves, reliability (after evaluate), attention, times (learned scalars)."""
+
+    what: tyro.conf.Positional[Literal["curves", "reliability", "attention", "times"]]
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Run folders."""
+    out: Path | None = None
+    """PNG, SVG or PDF; default: figures/ in the first run folder."""
+    text: str = "Once upon a time"
+    """attention: what the model reads."""
+    layer: int = 0
+    head: int = 0
+
+    def run(self) -> int:
+        from langevin.run_commands import plot_command
+
+        return plot_command(self)
+
+
+@dataclass(frozen=True)
 class Doctor:
     """Say what this machine has and whether langevin works on it."""
 
@@ -130,6 +246,11 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "check": Check,
     "bench": Bench,
     "convert": Convert,
+    "data": Data,
+    "train": Train,
+    "evaluate": Evaluate,
+    "generate": Generate,
+    "plot": Plot,
     "doctor": Doctor,
 }
 
@@ -137,6 +258,10 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 def _parse(arguments: list[str]) -> Any:
     from tyro.extras import subcommand_cli_from_dict
 
+    if arguments[:1] == ["train"] and "--config" in arguments[:-1]:
+        file = Path(arguments[arguments.index("--config") + 1])
+        settings = TrainConfig.read(file)
+        return tyro.cli(Train, prog="langevin train", default=Train(settings), args=arguments[1:])
     return subcommand_cli_from_dict(
         COMMANDS,
         prog="langevin",

@@ -41,7 +41,7 @@ def list_command(kind: str, as_json: bool) -> int:
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    _console().print(table)
+    console_for().print(table)
     return 0
 
 
@@ -59,8 +59,8 @@ def check_command(
     from langevin.check import check
     from langevin.mixers import examples
 
-    _quiet_transformers()
-    console = _console(stderr=True)
+    quiet_transformers()
+    console = console_for(stderr=True)
     reports = []
     for target in targets or examples():
         with console.status(f"checking {target}") as status:
@@ -84,7 +84,7 @@ def _print_report(report: Any) -> None:
     mark = {True: "[green]pass[/]", False: "[bold red]FAIL[/]", None: "[dim]-[/]"}
     for row in report.rows:
         table.add_row(row.property, mark[row.passed], row.detail)
-    _console().print(table)
+    console_for().print(table)
 
 
 def _print_matrix(reports: list[Any]) -> None:
@@ -98,7 +98,7 @@ def _print_matrix(reports: list[Any]) -> None:
     for report in reports:
         found = {row.property: mark[row.passed] for row in report.rows}
         table.add_row(report.subject, *(found.get(name, mark[None]) for name in columns))
-    console = _console()
+    console = console_for()
     console.print(table)
     legend = "   ".join(f"{i} {name}" for i, name in enumerate(columns, 1))
     console.print(f"{legend}\n✓ holds   ✗ fails   - not offered by this mixer", style="dim")
@@ -126,7 +126,7 @@ def bench_command(options: Bench) -> int:
     if options.json is not None and not options.json.parent.is_dir():
         raise UsageError(f"no such folder: {options.json.parent}", "Make it first.")
     specs = list(options.specs) or [v for n in mixers.names() for v in BENCHED.get(n, [n])]
-    console = _console(stderr=True)
+    console = console_for(stderr=True)
     with console.status("measuring") as status:
         result = bench_mixers(specs, settings, progress=status.update)
     for part, about in (
@@ -134,7 +134,7 @@ def bench_command(options: Bench) -> int:
         ("core", "q, k, v to mixed values"),
     ):
         _print_bench(part, about, [row for row in result["rows"] if row["part"] == part])
-    _console().print(
+    console_for().print(
         f"{result['machine']['device']}, {settings.dtype}, torch {result['machine']['torch']}; "
         f"median of {settings.repeats} ± interquartile range; × softmax: median of run-by-run ratios; "
         "MiB: peak of forward and backward",
@@ -166,7 +166,7 @@ def _print_bench(part: str, about: str, rows: list[dict[str, Any]]) -> None:
             f"{row['peak_mib']:.0f}",
             f"{row['peak_ratio']:.2f}",
         )
-    _console().print(table)
+    console_for().print(table)
 
 
 def _with_spread(median: float, spread: float) -> str:
@@ -181,8 +181,8 @@ def convert_command(model: str, spec: str, out: Path) -> int:
         raise UsageError(f"{out} is not empty", "Choose another --out, or empty it.")
     from langevin.models.convert import convert, from_pretrained
 
-    _quiet_transformers()
-    with _console(stderr=True).status(f"converting {model}"):
+    quiet_transformers()
+    with console_for(stderr=True).status(f"converting {model}"):
         converted = convert(from_pretrained(model), spec)
         converted.save_pretrained(out)
     print(f"{out}: {type(converted).__name__} with {parse(spec)}")
@@ -207,18 +207,18 @@ def doctor_command() -> int:
         table.add_row("GPU", f"{torch.cuda.get_device_name()} ({memory:.0f} GiB)")
     else:
         table.add_row("GPU", "none that torch sees")
-    _console().print(table)
+    console_for().print(table)
     return check_command(("softmax",), None, ["no future leak", "gradients"], False)
 
 
-def _quiet_transformers() -> None:
+def quiet_transformers() -> None:
     """No progress bars of loading between our lines."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
 
 
-def _console(stderr: bool = False) -> Console:
+def console_for(stderr: bool = False) -> Console:
     """Wide enough for a table when the output is a file."""
     console = Console(stderr=stderr, highlight=False)
     if not console.is_terminal:

@@ -120,6 +120,8 @@ def from_pretrained(name_or_path: str | os.PathLike[str], *, auto_class: Any = N
     it. All other arguments go to transformers' from_pretrained. Learned scalars are float32 in any dtype.
     Every weight must be there and have a place: a WorkError names those that are missing or left over.
     """
+    from langevin.models import backbone  # noqa: F401  (makes our own models known to transformers)
+
     where = os.fspath(name_or_path)
     if os.path.isdir(where):
         kwargs.setdefault("local_files_only", True)

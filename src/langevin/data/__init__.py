@@ -1,0 +1,73 @@
+"""Texts as tokens: `prepare` a named source or a local file, and train on it in a fixed order.
+
+corpus = langevin.data.prepare("stories")
+corpus.batch("train", step, seed=0, batch=32, context=256)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from langevin.data.corpus import Corpus
+from langevin.data.folders import cache_root
+from langevin.data.sources import GENERATED, NAMED, find
+from langevin.data.tokens import tokenised
+
+__all__ = ["Corpus", "Listed", "names", "prepare"]
+
+
+def prepare(
+    name: str,
+    tokenizer: str | None = None,
+    *,
+    cache: str | Path | None = None,
+    verify: bool = True,
+    progress: bool = True,
+    **settings: Any,
+) -> Corpus:
+    """Tokenise a text, or open what was tokenised before.
+
+    name: a name from `names()`, a text file or a folder of text files.
+    tokenizer: `bytes`, `chars`, `bpe-N`, a tokenizer's folder or its name on the Hugging Face Hub; None for
+        the usual one of the source.
+    cache: where to keep it; None for `$LANGEVIN_CACHE`, or ~/.cache/langevin.
+    verify: compare the sha256 of what was prepared before, not only its size.
+    progress: show a progress bar on a terminal.
+    settings: of the source: `stories` takes seed, train, valid and test (numbers of stories), a local text
+        takes valid and test (fractions).
+    """
+    source = find(name, settings)
+    root = cache_root() if cache is None else Path(cache)
+    return tokenised(source, tokenizer or source.tokenizer, root, verify, progress)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A source as `langevin data list` shows it."""
+
+    name: str
+    kind: str
+    about: str
+    tokenizer: str
+    """The usual one."""
+    here: bool
+    """Whether it can be prepared without network."""
+    bytes: int | None
+    """Of its files, when they are here."""
+
+
+def names() -> list[Listed]:
+    """The sources that have a name."""
+    rows = [
+        Listed(name, "generated", kind.about, kind.tokenizer, True, None)
+        for name, kind in GENERATED.items()
+    ]
+    for name, text in NAMED.items():
+        folder = text.folder(name)
+        paths = [] if folder is None else [folder / file for file in text.files]
+        here = bool(paths) and all(path.is_file() for path in paths)
+        size = sum(path.stat().st_size for path in paths) if here else None
+        rows.append(Listed(name, "text", text.about, text.tokenizer, here, size))
+    return rows

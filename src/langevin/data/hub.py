@@ -1,0 +1,98 @@
+"""Texts from the Hugging Face Hub, through `datasets`, written once as the files we read."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from langevin.data.texts import SEPARATOR
+from langevin.errors import UsageError
+
+
+@dataclass(frozen=True)
+class HubTexts:
+    """Where a set is on the Hub, and which of its splits make which file."""
+
+    repository: str
+    files: dict[str, tuple[str, ...]]
+    """Our file: the Hub splits whose rows it holds, in order."""
+    config: str | None = None
+    revision: str | None = None
+    documents: bool = False
+    """Rows are documents, ended by a separator line; else rows are joined as they are."""
+    blank: str = ""
+    """What an empty row stood for in the original file."""
+
+    def fetch(self, folder: Path) -> None:
+        """Write the files into the folder, all or none."""
+        load_dataset = import_module("datasets").load_dataset
+
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            for name, splits in self.files.items():
+                with open(building / name, "w", encoding="utf-8", newline="") as file:
+                    for split in splits:
+                        rows: Iterable[dict[str, str]] = load_dataset(
+                            self.repository, self.config, split=split, revision=self.revision
+                        )
+                        for row in rows:
+                            text = row["text"] or self.blank
+                            file.write(f"{text.strip()}\n{SEPARATOR}\n" if self.documents else text)
+            building.chmod(0o755)
+            try:
+                building.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # else another process was first
+                    raise
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+
+
+def has_datasets() -> bool:
+    return importlib.util.find_spec("datasets") is not None
+
+
+def reachable() -> bool:
+    """Whether the Hub's name resolves; libraries would retry for a minute to find that out."""
+    proxies = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+    if any(os.environ.get(name) for name in proxies):
+        return True
+    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError:
+        return False
+    return True
+
+
+def fetch(name: str, texts: HubTexts, folder: Path, looked_for: str) -> None:
+    """Fetch a set into a folder, or say what was looked for and how to get it."""
+    here = "set LANGEVIN_DATA to a folder that has it"
+    if not has_datasets():
+        raise UsageError(
+            f"{name} is not here: looked for {looked_for}",
+            f"Run pip install 'langevin[data]' to fetch it from the Hugging Face Hub, or {here}.",
+        )
+    if not reachable():
+        raise UsageError(
+            f"{name} is not here: looked for {looked_for}, and the Hugging Face Hub cannot be reached",
+            f"Connect to the network, or {here}.",
+        )
+    try:
+        texts.fetch(folder)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"{name} is not here: looked for {looked_for}, and fetching {texts.repository} from the "
+            f"Hugging Face Hub failed: {reason}",
+            f"Try again, or {here}.",
+        ) from error

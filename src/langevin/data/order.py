@@ -1,0 +1,84 @@
+"""The order in which a stream of tokens is trained on and evaluated: pure functions, no state.
+
+Training. The N tokens of a split are a circle: the last is followed by the first. From a seeded start o,
+block j covers the C targets o + jC ... o + jC + C-1 (mod N), and its window is one token longer at the
+left. Blocks follow each other round the circle without end, so the N targets from eN to (e+1)N are epoch
+e: each token exactly once, whether or not C divides N, and the cuts move by N mod C from one epoch to the
+next. The blocks that lie inside an epoch come in an order permuted by (seed, epoch); the one across its
+end comes last and belongs to both epochs. Batch b of step k is block slot k·batch + b: nothing is dropped,
+repeated or padded, also where a batch crosses the end of an epoch.
+
+Evaluation. Windows of C targets move on by `stride`, and only their new targets are scored: each once.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from langevin.errors import UsageError
+
+
+def window_starts(tokens: int, step: int, *, seed: int, batch: int, context: int) -> np.ndarray:
+    """Where the windows of a step start in the circle of tokens (int64, one a row of the batch)."""
+    _check(tokens, context, step=step, seed=seed, batch=batch)
+    slots = np.arange(step * batch, (step + 1) * batch, dtype=np.int64)
+    blocks = slots.copy()
+    epochs = slots * context // tokens
+    for epoch in np.unique(epochs):
+        first = -(-int(epoch) * tokens // context)  # the blocks [first, last) lie inside the epoch
+        last = (int(epoch) + 1) * tokens // context
+        inside = (slots >= first) & (slots < last)
+        if inside.any():
+            blocks[inside] = first + _permutation(last - first, seed, int(epoch))[slots[inside] - first]
+    return (_start(seed, tokens) + blocks * context - 1) % tokens
+
+
+def windows(tokens: int, starts: np.ndarray, length: int) -> np.ndarray:
+    """The positions of each window's tokens, round the circle: (rows, length)."""
+    return (starts[:, None] + np.arange(length)) % tokens
+
+
+def strided(tokens: int, context: int, stride: int, from_end: bool) -> tuple[np.ndarray, np.ndarray, int]:
+    """Where evaluation windows start, how many targets at the end of each are new, and their length.
+
+    The targets are the tokens 1 ... N-1, after token 0; or with `from_end` all N, after the last token:
+    in a stream of documents that is the end of a document, which is what stands before a document.
+    """
+    if not 1 <= stride <= context:
+        raise UsageError(f"stride must be between 1 and the context, {context}, not {stride}")
+    targets = tokens if from_end else tokens - 1
+    if targets < 1:
+        raise UsageError(f"a split of {tokens} tokens has nothing to score", "Use a longer text.")
+    length = min(context, targets)
+    ends = np.unique(np.minimum(np.arange(length, targets + stride, stride, dtype=np.int64), targets))
+    new = np.diff(ends, prepend=0)
+    first = -1 if from_end else 0
+    return (first + ends - length) % tokens, new, length + 1
+
+
+@lru_cache(maxsize=4)
+def _permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+    """A random permutation as the order of random words: the same in every version of numpy."""
+    words = np.random.PCG64(np.random.SeedSequence((seed, epoch))).random_raw(count)
+    order = np.argsort(words, kind="stable")
+    order.flags.writeable = False
+    return order
+
+
+@lru_cache(maxsize=64)
+def _start(seed: int, tokens: int) -> int:
+    return int(np.random.PCG64(np.random.SeedSequence((seed,))).random_raw()) % tokens
+
+
+def _check(tokens: int, context: int, **counts: int) -> None:
+    for name, value in counts.items():
+        least = 1 if name == "batch" else 0
+        if value < least:
+            raise UsageError(f"{name} must be {least} or more, not {value}")
+    if not 1 <= context < tokens:
+        raise UsageError(
+            f"a context of {context} does not fit a split of {tokens:,} tokens",
+            f"Use a context from 1 to {tokens - 1:,}, or more text.",
+        )

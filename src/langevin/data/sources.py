@@ -1,0 +1,242 @@
+"""Named texts and local files: where they are found and how they are split. A strict registry.
+
+A name is looked for in `$LANGEVIN_DATA/NAME/`, then among what was fetched before, then on the Hugging
+Face Hub. Anything else must be a text file or a folder of text files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from langevin.data.folders import cache_root, data_root
+from langevin.data.generated import Stories
+from langevin.data.hub import HubTexts, fetch
+from langevin.data.local import LocalText
+from langevin.data.texts import Texts, read_text, split_documents
+from langevin.errors import UsageError, unknown
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text that has been found: `read` gives it, `identity` is all that its text depends on."""
+
+    name: str
+    tokenizer: str
+    """The usual tokenizer for it."""
+    identity: dict[str, Any]
+    read: Callable[[], Texts]
+
+
+@dataclass(frozen=True)
+class NamedText:
+    """A well-known text: its files, its usual split and where the Hub has it."""
+
+    about: str
+    tokenizer: str
+    files: tuple[str, ...]
+    split: Callable[[Mapping[str, str]], Texts]
+    hub: HubTexts | None = None
+    official: Mapping[str, str] = field(default_factory=dict)
+    """sha256 of the files everybody has, where there is one such file."""
+
+    def find(self, name: str) -> Source:
+        folder = self.folder(name) or self._fetched(name)
+        paths = {file: folder / file for file in self.files}
+        for path in paths.values():
+            if not path.is_file():
+                raise UsageError(
+                    f"{name} is not complete: no file {path}", "Put it there, or fetch it again."
+                )
+        identity = {"files": {file: fingerprint(path) for file, path in paths.items()}}
+        for file, expected in self.official.items():
+            if identity["files"][file]["sha256"] != expected:
+                warnings.warn(
+                    f"{paths[file]} is not the usual file: numbers on it cannot be compared with others'",
+                    stacklevel=2,
+                )
+        return Source(name, self.tokenizer, identity, lambda: self._read(paths))
+
+    def folder(self, name: str) -> Path | None:
+        """The folder that holds the set on this machine."""
+        roots = [data_root(), cache_root() / "sources"]
+        return next((root / name for root in roots if root is not None and (root / name).is_dir()), None)
+
+    def _fetched(self, name: str) -> Path:
+        root = data_root()
+        looked_for = str((root or Path("$LANGEVIN_DATA")) / name / self.files[0])
+        if root is None:
+            looked_for += " (LANGEVIN_DATA is not set)"
+        if self.hub is None:
+            raise UsageError(
+                f"{name} is not here: looked for {looked_for}",
+                f"It is not on the Hugging Face Hub: set LANGEVIN_DATA to a folder that has {name}/.",
+            )
+        folder = cache_root() / "sources" / name
+        fetch(name, self.hub, folder, looked_for)
+        return folder
+
+    def _read(self, paths: Mapping[str, Path]) -> Texts:
+        return self.split({file: read_text(path) for file, path in paths.items()})
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}", "Check the path and its rights."
+        ) from None
+
+
+def _one_file_a_split(documents: bool) -> Callable[[Mapping[str, str]], Texts]:
+    def split(texts: Mapping[str, str]) -> Texts:
+        parts = [split_documents(text) if documents else [text] for text in texts.values()]
+        return Texts(
+            dict(zip(("train", "valid", "test"), parts, strict=True)),
+            documents,
+            {"split": "official files"},
+        )
+
+    return split
+
+
+def _shakespeare(texts: Mapping[str, str]) -> Texts:
+    """The first 90 % train, as usual; the usual 10 % for validation are halved into valid and test."""
+    (text,) = texts.values()
+    first, second = int(0.9 * len(text)), int(0.95 * len(text))
+    splits = {"train": [text[:first]], "valid": [text[first:second]], "test": [text[second:]]}
+    return Texts(splits, False, {"split": "90/5/5 % by position"})
+
+
+def _text8(texts: Mapping[str, str]) -> Texts:
+    """90/5/5 M characters of the full 100 M; a prefix by proportion, in whole millions from 20 M on."""
+    (text,) = texts.values()
+    unit = 1_000_000 if len(text) >= 20_000_000 else 1
+    train = len(text) * 9 // 10 // unit * unit
+    valid = (len(text) - train) // 2 // unit * unit
+    sizes = [train, valid, len(text) - train - valid]
+    full = len(text) == 100_000_000
+    facts = {
+        "split": f"{'/'.join(f'{size:,}' for size in sizes)} characters",
+        "comparable": full or f"no: the first {len(text):,} of 100,000,000 characters",
+    }
+    parts = (text[:train], text[train : train + valid], text[train + valid :])
+    return Texts(
+        {s: [part] for s, part in zip(("train", "valid", "test"), parts, strict=True)}, False, facts
+    )
+
+
+def _tinystories(texts: Mapping[str, str]) -> Texts:
+    train, test = (split_documents(text) for text in texts.values())
+    cut = len(train) - max(round(0.05 * len(train)), 1)
+    facts = {"split": "test.txt is test; the last 5 % of train.txt are valid"}
+    return Texts({"train": train[:cut], "valid": train[cut:], "test": test}, True, facts)
+
+
+WIKITEXT_FILES = ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens")
+
+
+def _wikitext_hub(config: str) -> HubTexts:
+    splits = (("train",), ("validation",), ("test",))
+    # On the Hub an empty row stands for a line with one space.
+    return HubTexts(
+        "Salesforce/wikitext", dict(zip(WIKITEXT_FILES, splits, strict=True)), config=config, blank=" \n"
+    )
+
+
+NAMED: dict[str, NamedText] = {
+    "wikitext-2": NamedText(
+        "Wikipedia articles, word level with <unk>: 2.1 M words",
+        "gpt2",
+        WIKITEXT_FILES,
+        _one_file_a_split(documents=False),
+        _wikitext_hub("wikitext-2-v1"),
+        {
+            "wiki.train.tokens": "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+            "wiki.valid.tokens": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+            "wiki.test.tokens": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+        },
+    ),
+    "wikitext-103": NamedText(
+        "Wikipedia articles, word level with <unk>: 103 M words",
+        "gpt2",
+        WIKITEXT_FILES,
+        _one_file_a_split(documents=False),
+        _wikitext_hub("wikitext-103-v1"),
+    ),
+    "tinystories": NamedText(
+        "short stories in simple words, written by GPT-3.5 and GPT-4",
+        "bpe-4096",
+        ("train.txt", "test.txt"),
+        _tinystories,
+        HubTexts(
+            "roneneldan/TinyStories",
+            {"train.txt": ("train",), "test.txt": ("validation",)},
+            documents=True,
+        ),
+    ),
+    "sampled-stories": NamedText(
+        "223 k stories drawn from a small Llama: its distribution is known",
+        "bpe-4096",
+        ("train.txt", "valid.txt", "test.txt"),
+        _one_file_a_split(documents=True),
+    ),
+    "text8": NamedText(
+        "Wikipedia in a–z and spaces: 100 M characters",
+        "chars",
+        ("text8",),
+        _text8,
+        HubTexts("afmck/text8", {"text8": ("train", "validation", "test")}),
+    ),
+    "tinyshakespeare": NamedText(
+        "Shakespeare: 1.1 M characters",
+        "chars",
+        ("input.txt",),
+        _shakespeare,
+        HubTexts(
+            "karpathy/tiny_shakespeare",
+            {"input.txt": ("train", "validation", "test")},
+            revision="refs/convert/parquet",
+        ),
+        {"input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"},
+    ),
+}
+
+GENERATED = {"stories": Stories}
+
+
+def find(name: str, settings: Mapping[str, Any]) -> Source:
+    """The source of this name, or the local file or folder; a UsageError says what is missing."""
+    if name in GENERATED:
+        stories = _settings(name, GENERATED[name], settings)
+        return Source(name, stories.tokenizer, stories.identity(), stories.read)
+    if name in NAMED:
+        if settings:
+            raise unknown(f"setting of {name}", next(iter(settings)), ())
+        return NAMED[name].find(name)
+    path = Path(name).expanduser()
+    if not path.exists():
+        if path.suffix or len(path.parts) > 1:
+            raise UsageError(f"no such file or folder: {path}", "Check the path.")
+        error = unknown("data", name, [*GENERATED, *NAMED])
+        raise UsageError(
+            error.cause, f"{error.remedy} Or the path of a text file or a folder of text files."
+        )
+    local = _settings(name, LocalText, settings)
+    files = local.files(path)
+    identity = {"files": {file: fingerprint(at) for file, at in files.items()}, **local.identity()}
+    return Source(path.resolve().name, local.tokenizer, identity, lambda: local.read(files))
+
+
+def _settings(name: str, kind: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
+    known = [key for key in kind.__annotations__ if key != "tokenizer"]
+    for key in settings:
+        if key not in known:
+            raise unknown(f"setting of {name}", key, known)
+    return kind(**settings)

@@ -1,0 +1,1 @@
+"""Seeded generators of text whose true distribution is known."""

@@ -1,0 +1,1 @@
+"""Training: a loop one can read, optimisers, and checkpoints that survive anything."""

@@ -1,0 +1,176 @@
+"""Checkpoints that are whole or not there.
+
+A checkpoint is a folder `step-N`: tensors in safetensors files (never a pickle), `state.json`, and last of
+all `manifest.json` with the size and hash of every file. It is written beside its place, flushed to the
+disk and renamed, so an interruption at any moment leaves the checkpoints before it untouched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from langevin.errors import WorkError
+
+
+def save(
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    state: dict[str, Any],
+    average: dict[str, Tensor] | None = None,
+) -> Path:
+    """Write `folder/step-N`; a full disk keeps what was there."""
+    target = folder / f"step-{step}"
+    temporary = folder / f".step-{step}.writing"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        save_file(_own(dict(model.named_parameters())), temporary / "weights.safetensors")
+        for i, optimizer in enumerate(optimizers):
+            tensors, numbers = _flattened(optimizer)
+            save_file(tensors, temporary / f"optimizer-{i}.safetensors")
+            state[f"optimizer-{i}"] = numbers
+        if average is not None:
+            save_file(_own(average), temporary / "average.safetensors")
+        save_file(_random_state(), temporary / "random.safetensors")
+        (temporary / "state.json").write_text(json.dumps({**state, "step": step}))
+        _seal(temporary)
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(temporary, target)
+        _flush(folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise WorkError(
+            f"the checkpoint of step {step} could not be written: {error}",
+            "Free some space and go on with --resume auto: the checkpoint before it is whole.",
+        ) from error
+    return target
+
+
+def load(
+    path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]
+) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
+    """Put a checkpoint back into model, optimisers and the random streams; its state and average."""
+    state = json.loads((path / "state.json").read_text())
+    weights = load_file(path / "weights.safetensors")
+    own = dict(model.named_parameters())
+    if weights.keys() != own.keys():
+        odd = sorted(weights.keys() ^ own.keys())[0]
+        raise WorkError(f"{path} holds another model: {odd} is on one side only")
+    with torch.no_grad():
+        for name, p in own.items():
+            p.copy_(weights[name])
+    for i, optimizer in enumerate(optimizers):
+        tensors = load_file(path / f"optimizer-{i}.safetensors")
+        _restore(optimizer, tensors, state.pop(f"optimizer-{i}"))
+    random = load_file(path / "random.safetensors")
+    torch.set_rng_state(random["cpu"])
+    if "cuda" in random and torch.cuda.is_available():
+        torch.cuda.set_rng_state(random["cuda"])
+    averaged = path / "average.safetensors"
+    return state, load_file(averaged) if averaged.exists() else None
+
+
+def newest(folder: Path, refused: list[str] | None = None) -> Path | None:
+    """The last whole checkpoint; the names of damaged ones are added to `refused`."""
+    found = sorted(folder.glob("step-*"), key=lambda p: int(p.name.partition("-")[2]), reverse=True)
+    for path in found:
+        problem = damage(path)
+        if problem is None:
+            return path
+        if refused is not None:
+            refused.append(f"{path.name}: {problem}")
+    return None
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return "it has no manifest"
+    for name, expected in manifest.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != expected["size"]:
+            return f"{name} has {file.stat().st_size} bytes, not {expected['size']}"
+        if _hash(file) != expected["sha256"]:
+            return f"{name} was changed"
+    return None
+
+
+def prune(folder: Path, keep: int, best: int | None) -> None:
+    """Delete all but the newest `keep` checkpoints and the best."""
+    found = sorted(folder.glob("step-*"), key=lambda p: int(p.name.partition("-")[2]))
+    for path in found[:-keep]:
+        if path.name != f"step-{best}":
+            shutil.rmtree(path)
+
+
+def _own(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.detach().contiguous().cpu() for name, x in tensors.items()}
+
+
+def _flattened(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for index, entries in optimizer.state_dict()["state"].items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{key}"] = value.detach().contiguous().cpu()
+            else:
+                numbers[f"{index}.{key}"] = value
+    return tensors, numbers
+
+
+def _restore(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in {**tensors, **numbers}.items():
+        index, _, key = name.partition(".")
+        state.setdefault(int(index), {})[key] = value
+    whole = optimizer.state_dict()
+    whole["state"] = state
+    optimizer.load_state_dict(whole)
+
+
+def _random_state() -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _seal(folder: Path) -> None:
+    """Hash every file, flush them to the disk, and write the manifest last."""
+    manifest = {p.name: {"size": p.stat().st_size, "sha256": _hash(p)} for p in sorted(folder.iterdir())}
+    for p in folder.iterdir():
+        _flush(p)
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    _flush(folder / "manifest.json")
+    _flush(folder)
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,149 @@
+"""Tokenizers made here: exact round trips, eos, saving, and the fast encoders."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from langevin.data import tokenizers
+from langevin.data.texts import SEPARATOR, chunks
+from langevin.errors import UsageError
+
+TEXT = (
+    'Once upon a time, there was a fox.\n\nIt said: "No!"  \t Twice.\r\nNaïve façade, 東京, emoji 🦊👩‍🚀, '
+    "zero\x00byte, 12,345.67 <b>tags</b> 'tis don't  trailing \n"
+)
+NAMES = ["bytes", "chars", "bpe-300"]
+
+
+def made(name, text=TEXT, others=()):
+    return tokenizers.make(name, [text], list(others))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_survives_the_round_trip(name):
+    tokenizer = made(name).tokenizer
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+
+
+@pytest.mark.parametrize("name", ["bytes", "bpe-300"])
+def test_byte_level_tokenizers_take_text_they_have_never_seen(name):
+    tokenizer = made(name, "abc").tokenizer
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_saved_tokenizer_loads_with_autotokenizer_and_means_the_same(name, tmp_path):
+    tokenizer = made(name).tokenizer
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.encode(TEXT) == tokenizer.encode(TEXT)
+    assert loaded.decode(loaded.encode(TEXT)) == TEXT
+    assert (loaded.eos_token, loaded.eos_token_id) == (SEPARATOR, tokenizer.eos_token_id)
+    assert len(loaded) == len(tokenizer)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_encoder_gives_the_ids_of_the_tokenizer(name):
+    it = made(name)
+    (ids,) = it.encode([TEXT])
+    assert ids.tolist() == it.tokenizer.encode(TEXT)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_end_of_text_is_one_token_of_its_own(name):
+    tokenizer = made(name).tokenizer
+    assert tokenizer.encode(f"a{SEPARATOR}") == [*tokenizer.encode("a"), tokenizer.eos_token_id]
+
+
+def test_bytes_are_their_own_ids():
+    tokenizer = made("bytes").tokenizer
+    assert len(tokenizer) == 257
+    assert tokenizer.encode("é\n") == list("é\n".encode())
+    assert tokenizer.eos_token_id == 256
+
+
+def test_chars_are_sorted_by_code_point_and_eos_comes_next():
+    tokenizer = made("chars", "cab b").tokenizer
+    assert tokenizer.convert_ids_to_tokens(range(5)) == [" ", "a", "b", "c", SEPARATOR]
+    assert len(tokenizer) == 5
+
+
+def test_characters_that_train_does_not_have_become_an_explicit_token():
+    it = made("chars", "abc", ["abcd é"])
+    (ids,) = it.encode(["adé"])
+    assert it.has_unknown
+    assert it.tokenizer.convert_ids_to_tokens(ids.tolist()) == ["a", tokenizers.UNKNOWN, tokenizers.UNKNOWN]
+    assert it.tokenizer.encode("adé") == ids.tolist()
+
+
+def test_bpe_is_the_same_when_trained_again():
+    text = TEXT * 3 + "the cat sat on the mat. " * 20
+    assert made("bpe-320", text).tokenizer.get_vocab() == made("bpe-320", text).tokenizer.get_vocab()
+
+
+def test_bpe_has_as_many_tokens_as_its_name_says_where_the_text_allows():
+    text = " ".join(f"word{i} other{i * 7}" for i in range(500))
+    assert len(made("bpe-400", text).tokenizer) == 400
+
+
+def test_a_bpe_with_too_few_tokens_is_refused():
+    with pytest.raises(UsageError, match="bpe-100 is too small"):
+        tokenizers.is_made_here("bpe-100")
+
+
+def test_an_unknown_tokenizer_suggests_one(monkeypatch):
+    monkeypatch.setattr(tokenizers, "reachable", lambda: False)
+    with pytest.raises(UsageError, match="Did you mean 'chars'"):
+        tokenizers.load("char")
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+    with pytest.raises(UsageError, match=str(tmp_path)):
+        tokenizers.load(str(tmp_path))
+
+
+def test_a_saved_tokenizer_is_loaded_from_its_folder_or_from_langevin_data(tmp_path, monkeypatch):
+    made("bytes").tokenizer.save_pretrained(tmp_path / "models" / "mine-tokenizer")
+    monkeypatch.setenv("LANGEVIN_DATA", str(tmp_path))
+    by_name, by_folder = (
+        tokenizers.load("mine"),
+        tokenizers.load(str(tmp_path / "models" / "mine-tokenizer")),
+    )
+    assert tokenizers.fingerprint(by_name) == tokenizers.fingerprint(by_folder)
+
+
+def test_a_tokenizer_without_an_end_of_text_is_refused(tmp_path):
+    tokenizer = made("bytes").tokenizer
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="no end-of-text token"):
+        tokenizers.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["word " * 5000, "line\n" * 5000, "x" * 30000, "a  b \n\n c" * 3000])
+def test_pieces_of_a_long_text_join_to_the_text(text):
+    pieces = list(chunks(text, size=1000))
+    assert "".join(pieces) == text
+    assert len(pieces) > 5
+    assert max(map(len, pieces)) <= 2000
+
+
+def test_bpe_of_pieces_is_bpe_of_the_whole():
+    text = (TEXT + "The 2nd cat, too; it's  here. ") * 40
+    it = made("bpe-400", text)
+    pieces = [id_ for piece in chunks(text, size=500) for id_ in it.tokenizer.encode(piece)]
+    assert pieces == it.tokenizer.encode(text)
+
+
+GPT2 = Path(os.environ.get("LANGEVIN_DATA", "")) / "models" / "gpt2-tokenizer"
+
+
+@pytest.mark.skipif(not GPT2.is_dir(), reason="LANGEVIN_DATA has no models/gpt2-tokenizer")
+def test_gpt2_is_found_by_name_and_gives_its_known_ids():
+    tokenizer = tokenizers.load("gpt2")
+    (ids,) = tokenizers.encoder(tokenizer)(["Hello world"])
+    assert np.array_equal(ids, [15496, 995])
+    assert (len(tokenizer), tokenizer.eos_token_id) == (50257, 50256)

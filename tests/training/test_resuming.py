@@ -1,0 +1,143 @@
+"""Whatever stops a run, going on gives the bits of a run that was not stopped."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_run import (
+    DYING_WHILE_SAVING_STEP_8,
+    dying_at_step,
+    fingerprint,
+    small,
+    train_in_a_process,
+)
+
+from langevin.errors import UsageError, WorkError
+from langevin.training import checkpoint, loop
+from langevin.training.start import train
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANGEVIN_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_run_killed_twice_ends_with_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
+    """kill -9 at a step, then while a checkpoint is being written, then to the end."""
+    config = small(tmp_path)
+    train(config, tmp_path / "whole", quiet=True)
+    settings = tmp_path / "settings.yaml"
+    config.write(settings)
+    out = tmp_path / "killed"
+    assert train_in_a_process(settings, out, dying_at_step(6)) == -signal.SIGKILL
+    assert train_in_a_process(settings, out, DYING_WHILE_SAVING_STEP_8) == -signal.SIGKILL
+    assert [p.name for p in (out / "checkpoints").glob("step-*")] == ["step-4"]
+    assert train_in_a_process(settings, out) == 0
+    assert fingerprint(out, 12) == fingerprint(tmp_path / "whole", 12)
+
+    def losses(run: Path) -> list[Any]:
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        return [(r["step"], r["loss"]) for r in rows if r["split"] == "valid"]
+
+    assert losses(out) == losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("harm", ["truncated", "changed", "missing", "without a manifest"])
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_used(
+    harm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small(tmp_path)
+    train(config, tmp_path / "whole", quiet=True)
+    out = tmp_path / "harmed"
+    train(config, out, quiet=True)
+    weights = out / "checkpoints" / "step-12" / "weights.safetensors"
+    data = bytearray(weights.read_bytes())
+    if harm == "truncated":
+        weights.write_bytes(data[:-100])
+    elif harm == "changed":
+        data[-5] ^= 1
+        weights.write_bytes(data)
+    elif harm == "missing":
+        weights.unlink()
+    else:
+        (weights.parent / "manifest.json").unlink()
+    refused: list[str] = []
+    assert checkpoint.newest(out / "checkpoints", refused) == out / "checkpoints" / "step-8"
+    assert refused[0].startswith("step-12: ")
+    train(config, out, resume=True)
+    assert "step-12" in capsys.readouterr().err
+    assert fingerprint(out, 12) == fingerprint(tmp_path / "whole", 12)
+
+
+def test_a_signal_saves_and_stops_after_the_step_in_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(tmp_path)
+    train(config, tmp_path / "whole", quiet=True)
+    whole = loop.Trainer._step
+
+    def step(self: loop.Trainer, number: int) -> Any:
+        if number == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return whole(self, number)
+
+    monkeypatch.setattr(loop.Trainer, "_step", step)
+    _, stopped_by = train(config, tmp_path / "stopped", quiet=True)
+    assert stopped_by == signal.SIGTERM
+    assert (tmp_path / "stopped" / "checkpoints" / "step-6").is_dir()
+    monkeypatch.setattr(loop.Trainer, "_step", whole)
+    train(config, tmp_path / "stopped", resume=True, quiet=True)
+    assert fingerprint(tmp_path / "stopped", 12) == fingerprint(tmp_path / "whole", 12)
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = checkpoint.save_file
+
+    def full(tensors: Any, path: Path) -> None:
+        if "step-8" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(tensors, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(WorkError, match="step 8 could not be written"):
+        train(small(tmp_path), tmp_path / "run", quiet=True)
+    kept = checkpoint.newest(tmp_path / "run" / "checkpoints")
+    assert kept is not None
+    assert kept.name == "step-4"
+    assert [p.name for p in kept.parent.iterdir()] == ["step-4"]
+
+
+def test_averaged_weights_are_resumed_too(tmp_path: Path) -> None:
+    config = small(tmp_path, ema=0.9)
+    train(config, tmp_path / "whole", quiet=True)
+    settings = tmp_path / "settings.yaml"
+    config.write(settings)
+    train_in_a_process(settings, tmp_path / "killed", dying_at_step(9))
+    train(config, tmp_path / "killed", resume=True, quiet=True)
+    name = "checkpoints/step-12/average.safetensors"
+    assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
+
+
+def test_a_run_folder_is_neither_overwritten_nor_continued_by_another_run(tmp_path: Path) -> None:
+    config = small(tmp_path, steps=4)
+    train(config, tmp_path / "run", quiet=True)
+    with pytest.raises(UsageError, match="holds a run already"):
+        train(config, tmp_path / "run", quiet=True)
+    with pytest.raises(UsageError, match=r"was trained with lr=0\.001, not 0\.01"):
+        train(small(tmp_path, steps=4, lr=0.01), tmp_path / "run", resume=True, quiet=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("mine")
+    with pytest.raises(UsageError, match="holds something else"):
+        train(config, tmp_path / "other", quiet=True)
+
+
+def test_no_pickle_is_in_a_checkpoint(tmp_path: Path) -> None:
+    train(small(tmp_path, steps=4), tmp_path / "run", quiet=True)
+    names = {p.suffix for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    assert names <= {".safetensors", ".json", ".jsonl", ".yaml"}
