@@ -105,3 +105,11 @@ def test_lists_of_wrappers_and_aliases(capsys):
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["drift", "noise"]
     assert cli.main(["list", "aliases"]) == 0
     assert "diffusion_fixed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("kind", "name"), [("objectives", "ar"), ("tasks", "lm"), ("data", "stories")])
+def test_lists_of_what_can_be_chosen(kind, name, capsys):
+    assert cli.main(["list", kind, "--json"]) == 0
+    assert name in [row["name"] for row in json.loads(capsys.readouterr().out)]
+    assert cli.main(["list", kind]) == 0
+    assert name in capsys.readouterr().out

@@ -24,7 +24,9 @@ from langevin.training.config import TrainConfig
 class ListNames:
     """List what langevin knows by name."""
 
-    kind: tyro.conf.Positional[Literal["mixers", "wrappers", "aliases"]] = "mixers"
+    kind: tyro.conf.Positional[Literal["mixers", "wrappers", "aliases", "objectives", "tasks", "data"]] = (
+        "mixers"
+    )
     """What to list."""
     json: bool = False
     """Print JSON."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,32 +23,43 @@ if TYPE_CHECKING:
 BENCHED = {"heat": ["heat(t=0.28)", "heat(t='adaptive')", "heat(t=0.16, alpha=1.0)"]}
 
 
+OBJECTIVES = {"ar": "predict the next token"}
+TASKS = {"lm": "language modelling"}
+
+
 def list_command(kind: str, as_json: bool) -> int:
-    from langevin import mixers
+    from langevin import data, mixers
     from langevin.mixers.spec import ALIASES, MIXERS, WRAPPERS, make
 
     rows: list[dict[str, Any]]
-    if kind == "aliases":
+    if kind in ("objectives", "tasks"):
+        known = OBJECTIVES if kind == "objectives" else TASKS
+        rows = [{"name": name, "about": about} for name, about in known.items()]
+    elif kind == "data":
+        rows = [asdict(row) for row in data.names()]
+    elif kind == "aliases":
         rows = [
             {"name": alias, "means": str(mixers.Spec(make(MIXERS[name], values)))}
             for alias, (name, values) in ALIASES.items()
         ]
     else:
-        known = {n: MIXERS[n] for n in mixers.names()} if kind == "mixers" else WRAPPERS
-        rows = [_described(name, config) for name, config in known.items()]
+        configs = {n: MIXERS[n] for n in mixers.names()} if kind == "mixers" else WRAPPERS
+        rows = [_described(name, config) for name, config in configs.items()]
     if as_json:
         print(json.dumps(rows, indent=2))
         return 0
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    console_for().print(table)
+    print_rows(rows)
     return 0
 
 
-def _described(name: str, config: type) -> dict[str, str]:
-    from dataclasses import fields
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    table = Table(*rows[0], box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    console_for().print(table)
 
+
+def _described(name: str, config: type) -> dict[str, str]:
     keys = ", ".join(f"{f.name}={f.default!r}" for f in fields(config))
     text = (sys.modules[config.__module__].__doc__ or "").strip().partition("\n")[0]
     return {"name": name, "keys": keys or "-", "about": text.rstrip(".")}

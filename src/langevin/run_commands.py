@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 
-from langevin.commands import console_for, quiet_transformers
+from langevin.commands import console_for, list_command, quiet_transformers
 from langevin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -176,15 +176,7 @@ def data_command(what: str, names: tuple[str, ...], tokenizer: str | None, as_js
     from langevin import data
 
     if what == "list":
-        rows = [asdict(row) for row in data.names()]
-        if as_json:
-            print(json.dumps(rows, indent=2))
-            return 0
-        table = Table(*(str(key) for key in rows[0]), box=box.SIMPLE_HEAD)
-        for row in rows:
-            table.add_row(*("" if v is None else str(v) for v in row.values()))
-        console_for().print(table)
-        return 0
+        return list_command("data", as_json)
     if not names:
         raise UsageError("no data set was named", "See langevin data list.")
     for name in names:

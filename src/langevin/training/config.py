@@ -69,8 +69,8 @@ class TrainConfig:
     seed: int = 0
 
     eval_every: int | None = None
-    """Steps between evaluations; default: twenty over the run."""
-    eval_tokens: int = 65_536
+    """Steps between evaluations; default: ten over the run."""
+    eval_tokens: int = 32_768
     """Validation tokens an evaluation during training looks at, the same ones every time."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; default: with every evaluation."""

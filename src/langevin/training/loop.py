@@ -29,6 +29,8 @@ from langevin.training.config import TrainConfig
 from langevin.training.optim import factor, optimizers, set_rate
 from langevin.training.progress import Progress
 
+LOOKS = 10  # evaluations in a run, unless eval_every says otherwise
+
 
 @dataclass
 class State:
@@ -52,10 +54,7 @@ class Trainer:
         self.device = next(model.parameters()).device
         self.optimizers = optimizers(model, config)
         self.forward = torch.compile(model) if config.compile else model
-        self.tokens = {
-            split: torch.from_numpy(corpus.tokens(split).astype("int64")).to(self.device)
-            for split in ("train", "valid")
-        }
+        self.tokens = {split: corpus.device_tokens(split, self.device) for split in ("train", "valid")}
         self.average: dict[str, Tensor] | None = None
         if config.ema:
             self.average = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -67,7 +66,7 @@ class Trainer:
         state, config = self.state, self.config
         if not state.total:
             state.total = self._budget()
-        every = config.eval_every or max(1, math.ceil(state.total / 20))
+        every = config.eval_every or max(1, math.ceil(state.total / LOOKS))
         save_every = config.checkpoint_every or every
         progress.start(state, self)
         with self._signals():
@@ -108,7 +107,7 @@ class Trainer:
         tokens = self.tokens[split]
         index = torch.as_tensor(starts, device=self.device)[:, None]
         index = index + torch.arange(self.config.context + 1, device=self.device)
-        return tokens[index % len(tokens)]
+        return tokens[index % len(tokens)].long()
 
     def _step(self, step: int) -> Tensor:
         config = self.config
@@ -231,8 +230,7 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
         torch.set_rng_state(random)
         a_look = min(config.eval_tokens, len(self.tokens["valid"])) / a_step / 3
-        seconds = config.minutes * 60 / sorted(times)[1]
-        return max(20, int(seconds - 20 * a_look))
+        return max(20, int(config.minutes * 60 / sorted(times)[1] - LOOKS * a_look))
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
