@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -67,35 +65,6 @@ def load(path: str | os.PathLike[str]) -> Run:
             f"{folder} holds no model yet", "Let it train until its first evaluation (--resume auto)."
         )
     return Run(folder, TrainConfig.read(folder / "config.yaml"))
-
-
-def replace_folder(target: Path, fill: Callable[[Path], None]) -> None:
-    """Make a folder anew and put it in the place of the old one."""
-    fresh, old = target.with_name(f".{target.name}.writing"), target.with_name(f".{target.name}.old")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fill(fresh)
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        os.replace(target, old)
-    os.replace(fresh, target)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def cut_metrics(path: Path, step: int) -> None:
-    """Forget what was logged after a checkpoint that a run goes on from."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if row["step"] <= step:
-            kept.append(line + "\n")
-    temporary = path.with_suffix(".writing")
-    temporary.write_text("".join(kept))
-    os.replace(temporary, path)
 
 
 def environment(device: str, data: dict[str, Any]) -> dict[str, Any]:

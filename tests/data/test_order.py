@@ -76,37 +76,3 @@ def test_a_context_that_does_not_fit_is_refused(context):
 def test_negative_numbers_are_refused(name):
     with pytest.raises(UsageError, match=name):
         order.window_starts(100, **{"step": 0, "seed": 0, "batch": 1, "context": 8, name: -1})
-
-
-@pytest.mark.parametrize("from_end", [False, True])
-@pytest.mark.parametrize(
-    ("tokens", "context", "stride"),
-    [
-        (100, 10, 10),
-        (100, 10, 3),
-        (101, 10, 7),
-        (5, 10, 10),
-        (2, 1, 1),
-        (97, 96, 1),
-        (50, 49, 49),
-        (11, 10, 5),
-    ],
-)
-def test_strided_windows_score_every_target_once_with_the_longest_past_there_is(
-    tokens, context, stride, from_end
-):
-    starts, new, length = order.strided(tokens, context, stride, from_end)
-    stream = np.concatenate([[tokens - 1], np.arange(tokens)]) if from_end else np.arange(tokens)
-    scored = []
-    for start, count in zip(starts, new, strict=True):
-        window = (start + np.arange(length)) % tokens
-        assert 1 <= count <= (length - 1 if len(scored) == 0 else stride)
-        scored += window[-count:].tolist()
-    assert scored == stream[1:].tolist()
-    assert length == min(context, len(stream) - 1) + 1
-
-
-@pytest.mark.parametrize("stride", [0, 11])
-def test_a_stride_that_would_skip_targets_is_refused(stride):
-    with pytest.raises(UsageError, match="stride"):
-        order.strided(100, 10, stride, from_end=False)

@@ -214,22 +214,6 @@ def test_training_never_sees_validation_or_test(tmp_path):
         assert set(corpus.batch("train", step, seed=0, batch=2, context=9).ravel()) == {ord("a")}
 
 
-@pytest.mark.parametrize("stride", [1, 16, 40])
-def test_evaluation_scores_every_token_of_the_documents_once(stories, stride):
-    scored = []
-    for window, new in stories.strided_windows("test", 40, stride):
-        scored += window[-new:].tolist()
-    assert scored == stories.tokens("test").tolist()
-    first, _ = next(stories.strided_windows("test", 40, stride))
-    assert first[0] == stories.eos
-
-
-def test_evaluation_of_a_stream_scores_all_but_its_first_token(text):
-    corpus = prepare(text, "bytes")
-    scored = [token for window, new in corpus.strided_windows("test", 30, 30) for token in window[-new:]]
-    assert scored == corpus.tokens("test")[1:].tolist()
-
-
 def test_document_ids_count_documents_and_eos_belongs_to_its_own(stories):
     eos = stories.eos
     rows = np.array([[5, eos, 6, 7, eos, 8], [eos, eos, 1, 2, 3, 4]])

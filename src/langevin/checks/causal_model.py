@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from langevin.checks.properties import _close, _same_bits, _slope
+from langevin.checks.comparing import close, same_bits, slope
 from langevin.checks.report import Broken, NotOffered
 from langevin.errors import UsageError
 
@@ -55,7 +55,7 @@ def no_future_leak(model: Any) -> str:
                 changed[:, j] = (changed[:, j] + 1) % model.config.vocab_size
                 mode = "training" if training else "evaluation"
                 after = _logits(model, changed)
-                _same_bits(before[:, :j], after[:, :j], f"changing token {j} ({mode})")
+                same_bits(before[:, :j], after[:, :j], f"changing token {j} ({mode})")
         finally:
             model.eval()
     return "6 perturbations, bit for bit"
@@ -66,7 +66,7 @@ def prefix_equals_full(model: Any) -> str:
     ids = _ids(model)
     full = _logits(model, ids)
     for m in (1, 2, LENGTH // 2, LENGTH - 1):
-        _close(_logits(model, ids[:, :m]), full[:, :m], f"the prefix of {m} tokens")
+        close(_logits(model, ids[:, :m]), full[:, :m], f"the prefix of {m} tokens")
     return "the same logits for prefixes"
 
 
@@ -81,7 +81,7 @@ def cached_equals_full(model: Any) -> str:
                 out = model(ids[:, start:stop], past_key_values=past, use_cache=True)
             past = out.past_key_values
             parts.append(out.logits)
-        _close(torch.cat(parts, 1), full, f"cached decoding after {prefill} tokens")
+        close(torch.cat(parts, 1), full, f"cached decoding after {prefill} tokens")
     return "token by token = one call"
 
 
@@ -101,7 +101,7 @@ def padding_changes_nothing(model: Any) -> str:
                 place = (mask.cumsum(1) - 1).clamp_min(0)
                 out = _logits(model, padded, attention_mask=mask, position_ids=place)
                 out = out[:, amount:] if side == "left" else out[:, :-amount]
-                _close(out, alone, f"{amount} padding tokens on the {side}")
+                close(out, alone, f"{amount} padding tokens on the {side}")
     return "8 paddings, same logits"
 
 
@@ -112,14 +112,14 @@ def documents_do_not_mix(model: Any) -> str:
     place = torch.cat([torch.arange(n) for n in lengths]).expand(2, -1)
     packed = _logits(model, ids, position_ids=place, use_cache=False)
     for i, part in enumerate(ids.split(lengths, 1)):
-        _close(packed.split(lengths, 1)[i], _logits(model, part), f"document {i}, packed")
+        close(packed.split(lengths, 1)[i], _logits(model, part), f"document {i}, packed")
     return "each as if alone, told apart by position_ids"
 
 
 @named("evaluation is deterministic")
 def evaluation_is_deterministic(model: Any) -> str:
     ids = _ids(model)
-    _same_bits(_logits(model, ids, 1), _logits(model, ids, 2), "running with two seeds")
+    same_bits(_logits(model, ids, 1), _logits(model, ids, 2), "running with two seeds")
     return "two seeds, same bits"
 
 
@@ -136,11 +136,12 @@ def gradients_are_right(model: Any) -> str:
     (grad,) = torch.autograd.grad(value(), x)
     for _ in range(3):
         direction = torch.randn_like(x)
-        slope, measured = float((grad * direction).sum()), _slope(value, x, direction)
-        error = abs(slope - measured) / max(1.0, abs(measured))
+        backpropagated = float((grad * direction).sum())
+        measured = slope(value, x, direction)
+        error = abs(backpropagated - measured) / max(1.0, abs(measured))
         if error < 1e-5:
             return f"relative error {error:.0e}"
-    raise Broken(f"the gradient of the embeddings is {slope:.6g}, by differences {measured:.6g}")
+    raise Broken(f"the gradient of the embeddings is {backpropagated:.6g}, by differences {measured:.6g}")
 
 
 @named("finite")
@@ -166,7 +167,7 @@ def compiles_without_graph_breaks(model: Any) -> str:
             out = compiled(ids, use_cache=False).logits
     except Exception as error:
         raise Broken(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
-    _close(out, _logits(model, ids), "compiled forward", tolerance=1e-6)
+    close(out, _logits(model, ids), "compiled forward", tolerance=1e-6)
     return "one graph"
 
 

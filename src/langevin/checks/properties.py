@@ -6,18 +6,17 @@ error in float64 where the same thing is computed in another way.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from langevin.checks.comparing import close, rms, same_bits, slope
 from langevin.checks.report import Broken, NotOffered
 from langevin.checks.subjects import HEADS, WIDTH, Subject
 
 LENGTHS = (17, 150)  # odd, and past the blocks of the chunked kernels
-TOLERANCE = 1e-9
 
 Property = Callable[[Subject], str]
 PROPERTIES: dict[str, Property] = {}
@@ -49,7 +48,7 @@ def no_future_leak(subject: Subject) -> str:
                     mode = "training" if training else "evaluation"
                     said = f"changing token {j} of {length} ({how}, {mode})"
                     real = options.get("key_padding_mask")
-                    _same_bits(before[:, :j], after[:, :j], said, real)
+                    same_bits(before[:, :j], after[:, :j], said, real)
                     tried += 1
     return f"{tried} perturbations, bit for bit"
 
@@ -63,7 +62,7 @@ def prefix_equals_full(subject: Subject) -> str:
         x = _tokens(length)
         full = _run(module, x)
         for m in {1, 2, length // 2, length - 1}:
-            _close(_run(module, x[:, :m]), full[:, :m], f"the prefix of {m} of {length} tokens")
+            close(_run(module, x[:, :m]), full[:, :m], f"the prefix of {m} of {length} tokens")
     return "the same outputs for prefixes"
 
 
@@ -84,7 +83,7 @@ def cached_equals_full(subject: Subject) -> str:
                 seen = {key: mask[:, :stop] for key, mask in options.items()}
                 parts.append(_run(module, x[:, start:stop], cache=cache, **seen))
             said = f"cached decoding after {prefill} tokens ({how})"
-            _close(torch.cat(parts, 1), full, said, options.get("key_padding_mask"))
+            close(torch.cat(parts, 1), full, said, options.get("key_padding_mask"))
     return "token by token = one call"
 
 
@@ -103,7 +102,7 @@ def padding_changes_nothing(subject: Subject) -> str:
                     for size in (1.0, 30.0):
                         junk = torch.randn(x.shape[0], amount, WIDTH, dtype=x.dtype) * size
                         out = _padded(module, x, junk, side)
-                        _close(out, alone, f"{amount} padding tokens on the {side}")
+                        close(out, alone, f"{amount} padding tokens on the {side}")
                         tried += 1
     return f"{tried} paddings, same outputs"
 
@@ -121,11 +120,11 @@ def documents_do_not_mix(subject: Subject) -> str:
             packed = _run(module, x, documents=documents)
             for i, part in enumerate(x.split(lengths, 1)):
                 said = f"document {i} of lengths {lengths}"
-                _close(packed.split(lengths, 1)[i], _run(module, part), f"{said}, packed")
+                close(packed.split(lengths, 1)[i], _run(module, part), f"{said}, packed")
                 changed = x + (ids != i)[:, None] * torch.randn_like(x) * 3
                 after = _run(module, changed, documents=documents)
                 inside = (ids == i).nonzero()[:, 0]
-                _same_bits(packed[:, inside], after[:, inside], f"changing the others ({said})")
+                same_bits(packed[:, inside], after[:, inside], f"changing the others ({said})")
     return "each as if alone"
 
 
@@ -136,7 +135,7 @@ def evaluation_is_deterministic(subject: Subject) -> str:
         module = subject.module(causal).eval()
         x = _tokens(LENGTHS[0])
         first, second = _run(module, x, seed=1), _run(module, x, seed=2)
-        _same_bits(first, second, "running twice with different seeds")
+        same_bits(first, second, "running twice with different seeds")
     return "two seeds, same bits"
 
 
@@ -157,14 +156,16 @@ def gradients_are_right(subject: Subject) -> str:
         for (name, tensor), grad in zip(tensors.items(), grads, strict=True):
             for attempt in range(3):  # a wrong gradient is wrong everywhere, a kink is not
                 direction = torch.randn_like(tensor)
-                slope = 0.0 if grad is None else float((grad * direction).sum())
-                measured = _slope(value, tensor, direction)
-                error = abs(slope - measured) / max(1.0, abs(measured))
+                backpropagated = 0.0 if grad is None else float((grad * direction).sum())
+                measured = slope(value, tensor, direction)
+                error = abs(backpropagated - measured) / max(1.0, abs(measured))
                 if error < 1e-5:
                     worst = max(worst, error)
                     break
                 if attempt == 2:
-                    raise Broken(f"the gradient of {name} is {slope:.6g}, by differences {measured:.6g}")
+                    raise Broken(
+                        f"the gradient of {name} is {backpropagated:.6g}, by differences {measured:.6g}"
+                    )
     return f"relative error at most {worst:.0e}"
 
 
@@ -185,7 +186,7 @@ def low_precision_is_as_good_as_plain(subject: Subject) -> str:
             plain = subject.qkv(q, k, v, causal=causal, implementation="reference")
             if ours.dtype != dtype:
                 raise Broken(f"{dtype} in, {ours.dtype} out")
-            our_error, plain_error = _rms(ours - exact), _rms(plain - exact)
+            our_error, plain_error = rms(ours - exact), rms(plain - exact)
             ratio = our_error / max(plain_error, 1e-12)
             worst = max(worst, ratio)
             if not ratio <= 2:
@@ -230,8 +231,8 @@ def compiles_without_graph_breaks(subject: Subject) -> str:
             raise Broken(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
         plain = module(x)
         (plain_grad,) = torch.autograd.grad(plain.square().sum(), x)
-        _close(out, plain, "compiled forward", tolerance=1e-4)
-        _close(grad, plain_grad, "compiled backward", tolerance=1e-3)
+        close(out, plain, "compiled forward", tolerance=1e-4)
+        close(grad, plain_grad, "compiled backward", tolerance=1e-3)
     return "one graph, forward and backward"
 
 
@@ -249,7 +250,7 @@ def formula(against: Subject) -> Property:
                 ours = subject.qkv(q * size, k, v, causal=causal)
                 theirs = against.qkv(q * size, k, v, causal=causal, implementation="reference")
                 said = f"the formula of {against.name} (queries scaled by {size})"
-                _close(ours.transpose(1, 2), theirs.transpose(1, 2), said)
+                close(ours.transpose(1, 2), theirs.transpose(1, 2), said)
         return f"equals {against.name}"
 
     return follows_the_formula
@@ -288,51 +289,6 @@ def _padded(module: nn.Module, x: Tensor, junk: Tensor, side: str) -> Tensor:
         return _run(module, torch.cat([junk, x], 1), key_padding_mask=mask)[:, amount:]
     mask[:, -amount:] = False
     return _run(module, torch.cat([x, junk], 1), key_padding_mask=mask)[:, :-amount]
-
-
-def _same_bits(a: Tensor, b: Tensor, said: str, real: Tensor | None = None) -> None:
-    if real is not None:  # what a mixer gives at padding is nobody's business
-        a, b = (x.masked_fill(~real[:, : x.shape[1], None], 0.0) for x in (a, b))
-    if torch.equal(a, b):
-        return
-    difference = (a - b).detach().abs().amax((0, 2))
-    position = int((difference > 0).nonzero()[0, 0]) if bool((difference > 0).any()) else 0
-    size = float(difference.max())
-    raise Broken(f"{said} changed the output at position {position} (by up to {size:.1e})")
-
-
-def _close(
-    a: Tensor, b: Tensor, said: str, real: Tensor | None = None, tolerance: float = TOLERANCE
-) -> None:
-    error = (a - b).detach().abs().amax(-1) / (1 + b.detach().abs().amax())
-    if real is not None:
-        error = error.masked_fill(~real, 0.0)
-    if bool((error <= tolerance).all()):
-        return
-    worst = error.nan_to_num(math.inf).amax(0)
-    position = int((worst > tolerance).nonzero()[0, 0])
-    raise Broken(f"{said} differs at position {position} (by {float(worst.max()):.1e})")
-
-
-def _slope(value: Callable[[], Tensor], tensor: Tensor, direction: Tensor) -> float:
-    """The central difference of value() along a direction of tensor, Richardson-extrapolated. The step
-    is small beside the tensor's own values, so that it rarely crosses a kink."""
-
-    def difference(step: float) -> float:
-        with torch.no_grad():
-            tensor.add_(direction, alpha=step)
-            up = float(value())
-            tensor.add_(direction, alpha=-2 * step)
-            down = float(value())
-            tensor.add_(direction, alpha=step)
-        return (up - down) / (2 * step)
-
-    h = 1e-5 * (_rms(tensor.detach()) or 1.0)
-    return (4 * difference(h / 2) - difference(h)) / 3
-
-
-def _rms(x: Tensor) -> float:
-    return float(x.double().square().mean().sqrt())
 
 
 def _finite(module: nn.Module, x: Tensor, said: str, **options: Any) -> None:

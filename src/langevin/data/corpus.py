@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -114,22 +113,6 @@ class Corpus:
         tokens = self.tokens(split)
         whole = np.concatenate([tokens, np.resize(tokens, wrap)]).astype(np.int32)
         return torch.from_numpy(whole).to(device)
-
-    def strided_starts(self, split: str, context: int, stride: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Evaluation windows: their starts, the number of new targets at the end of each, their length.
-
-        Each target is new once. All windows have the same length, min(context, targets) + 1, and are
-        slices of `device_tokens(split, device, wrap=context)`.
-        """
-        return order.strided(len(self.tokens(split)), context, stride, from_end=self.has_documents)
-
-    def strided_windows(self, split: str, context: int, stride: int) -> Iterator[tuple[np.ndarray, int]]:
-        """Evaluation windows one by one: int64 tokens, and how many of the last are targets to score."""
-        tokens = self.tokens(split)
-        starts, new, length = self.strided_starts(split, context, stride)
-        for start, count in zip(starts, new, strict=True):
-            where = (start + np.arange(length)) % len(tokens)
-            yield tokens[where].astype(np.int64), int(count)
 
     def document_ids(self, tokens: A) -> A:
         """Which document each token of a window belongs to, for `documents=` masks.

@@ -40,24 +40,6 @@ def windows(tokens: int, starts: np.ndarray, length: int) -> np.ndarray:
     return (starts[:, None] + np.arange(length)) % tokens
 
 
-def strided(tokens: int, context: int, stride: int, from_end: bool) -> tuple[np.ndarray, np.ndarray, int]:
-    """Where evaluation windows start, how many targets at the end of each are new, and their length.
-
-    The targets are the tokens 1 ... N-1, after token 0; or with `from_end` all N, after the last token:
-    in a stream of documents that is the end of a document, which is what stands before a document.
-    """
-    if not 1 <= stride <= context:
-        raise UsageError(f"stride must be between 1 and the context, {context}, not {stride}")
-    targets = tokens if from_end else tokens - 1
-    if targets < 1:
-        raise UsageError(f"a split of {tokens} tokens has nothing to score", "Use a longer text.")
-    length = min(context, targets)
-    ends = np.unique(np.minimum(np.arange(length, targets + stride, stride, dtype=np.int64), targets))
-    new = np.diff(ends, prepend=0)
-    first = -1 if from_end else 0
-    return (first + ends - length) % tokens, new, length + 1
-
-
 @lru_cache(maxsize=4)
 def _permutation(count: int, seed: int, epoch: int) -> np.ndarray:
     """A random permutation as the order of random words: the same in every version of numpy."""

@@ -12,6 +12,7 @@ A key-value cache does not hold past queries, so that state (or the past queries
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -81,10 +82,9 @@ class SimA(Mechanism):
         k_BHKD: Tensor,
         view: View,
         past_queries: Tensor | None,
-        visible_sum: object = linear.visible_sum,
+        visible_sum: Callable[[Tensor, View], Tensor] = linear.visible_sum,
     ) -> tuple[Tensor, Tensor]:
         """q_i / (‖q‖_i ‖k‖_i) and k, in float32 or better, zero at padding."""
-        assert callable(visible_sum)
         dtype = wide(q_BHQD.dtype)
         k = _real(k_BHKD.to(dtype), view)
         every_q = q_BHQD if past_queries is None else torch.cat([past_queries, q_BHQD], -2)

@@ -28,6 +28,7 @@ from langevin.mixers.attention import QKV
 from langevin.mixers.mechanism import Geometry, Mechanism
 from langevin.mixers.neighbor import NeighborMixer
 from langevin.mixers.spec import Spec, parse
+from langevin.models import backbone
 from langevin.models.convert_attention import NAME, ask, forget, is_causal, remember
 from langevin.models.convert_neighbor import NeighborAttention, parameter_names
 
@@ -120,8 +121,6 @@ def from_pretrained(name_or_path: str | os.PathLike[str], *, auto_class: Any = N
     it. All other arguments go to transformers' from_pretrained. Learned scalars are float32 in any dtype.
     Every weight must be there and have a place: a WorkError names those that are missing or left over.
     """
-    from langevin.models import backbone  # noqa: F401  (makes our own models known to transformers)
-
     where = os.fspath(name_or_path)
     if os.path.isdir(where):
         kwargs.setdefault("local_files_only", True)
@@ -268,8 +267,6 @@ def _model_class(config: PretrainedConfig, auto_class: Any, where: str) -> Any:
     chosen = getattr(transformers, auto_class, None) if isinstance(auto_class, str) else auto_class
     named = (config.architectures or [None])[0]
     if auto_class is None and named:
-        from langevin.models import backbone
-
         chosen = getattr(transformers, named, None) or getattr(backbone, named, None)
     if chosen is None:
         raise UsageError(

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,18 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
     for path in found[:-keep]:
         if path.name != f"step-{best}":
             shutil.rmtree(path)
+
+
+def replace_folder(target: Path, fill: Callable[[Path], None]) -> None:
+    """Make a folder anew and put it in the place of the old one."""
+    fresh, old = target.with_name(f".{target.name}.writing"), target.with_name(f".{target.name}.old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fill(fresh)
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        os.replace(target, old)
+    os.replace(fresh, target)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _own(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

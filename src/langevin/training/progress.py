@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+
+from langevin.training.checkpoint import replace_folder
 
 if TYPE_CHECKING:
     from langevin.training.loop import State, Trainer
@@ -75,7 +78,6 @@ class Progress:
 
     def best(self, trainer: Trainer) -> None:
         """Keep the best model where `langevin.load` looks for it; replaced in one move."""
-        from langevin.runs import replace_folder
 
         def fill(folder: Path) -> None:
             trainer.model.save_pretrained(folder)
@@ -89,3 +91,20 @@ class Progress:
     def write(self, row: dict[str, Any]) -> None:
         with open(self.file, "a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def cut_metrics(path: Path, step: int) -> None:
+    """Forget what was logged after a checkpoint that a run goes on from."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if row["step"] <= step:
+            kept.append(line + "\n")
+    temporary = path.with_suffix(".writing")
+    temporary.write_text("".join(kept))
+    os.replace(temporary, path)

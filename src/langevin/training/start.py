@@ -15,11 +15,11 @@ from langevin.data import Corpus, prepare
 from langevin.errors import UsageError
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.config import LangevinConfig
-from langevin.runs import Run, cut_metrics, environment
+from langevin.runs import Run, environment
 from langevin.training import checkpoint
 from langevin.training.config import TrainConfig
 from langevin.training.loop import Trainer
-from langevin.training.progress import Progress
+from langevin.training.progress import Progress, cut_metrics
 
 # Settings that may change when a run goes on: they do not change what is computed.
 MAY_CHANGE = ("device", "keep", "checkpoint_every")
