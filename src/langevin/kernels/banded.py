@@ -1,6 +1,6 @@
 """Softmax with a penalty on distance, computed in a band around the diagonal, exactly.
 
-    w_ij = softmax_j( q_i·k_j - c_i (i - j)² )      over the keys that i sees
+    w_ij = softmax_j( q_i·k_j - c_i (i - j)² - m_h |i - j| )      over the keys that i sees
 
 The logits q·k are unbounded, so no radius fixed in advance is safe. Here the band ends where the bound
 |q_i| max_j |k_j| - c_i (i - j)² guarantees that every further weight is zero in floating point: nothing
@@ -26,13 +26,21 @@ from langevin.mixers.view import View, wide
 _C = 64
 
 
-def attention(q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, penalty_BHL: Tensor, view: View) -> Tensor:
+def attention(
+    q_BHLD: Tensor,
+    k_BHLD: Tensor,
+    v_BHLD: Tensor,
+    penalty_BHL: Tensor,
+    view: View,
+    slopes_H: Tensor | None = None,
+) -> Tensor:
     """q carries the scale; k and v have as many heads as q; as many queries as keys."""
     dtype = wide(q_BHLD.dtype)
     q, k, v = (x.to(dtype) for x in (q_BHLD, k_BHLD, v_BHLD))
     penalty = penalty_BHL.to(dtype).expand(q.shape[:-1]).contiguous()
     first, last = (x.contiguous() for x in view.bounds_BQ)
-    out, _, _ = _band(q, k, v, penalty, first, last, view.real_BK, view.causal)
+    slopes = None if slopes_H is None else slopes_H.to(dtype)
+    out, _, _ = _band(q, k, v, penalty, first, last, view.real_BK, slopes, view.causal)
     return out.to(q_BHLD.dtype)
 
 
@@ -45,10 +53,11 @@ def _band(
     first: Tensor,
     last: Tensor,
     real: Tensor | None,
+    slopes: Tensor | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, log-sum-exp of each row, and the number of blocks the band reaches to each side."""
-    grid = _Grid(q, k, v, penalty, first, last, real)
+    grid = _Grid(q, k, v, penalty, first, last, real, slopes)
     top = torch.full_like(grid.penalty, -math.inf)
     total = torch.zeros_like(grid.penalty)
     acc = torch.zeros_like(grid.q[..., :1]).expand(*grid.q.shape[:-1], v.shape[-1]).clone()
@@ -86,6 +95,7 @@ def _(
     first: Tensor,
     last: Tensor,
     real: Tensor | None,
+    slopes: Tensor | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return v.new_empty(v.shape), penalty.new_empty(penalty.shape), torch.empty((), dtype=torch.int64)
@@ -103,11 +113,12 @@ def _band_backward(
     first: Tensor,
     last: Tensor,
     real: Tensor | None,
+    slopes: Tensor | None,
     causal: bool,
     reach: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """P = exp(S - lse), dS = P ⊙ (dO Vᵀ - rowsum(dO ⊙ O)), and the products of each with q, k, v."""
-    grid = _Grid(q, k, v, penalty, first, last, real)
+    grid = _Grid(q, k, v, penalty, first, last, real, slopes)
     do, delta = grid.blocks(dout), grid.blocks((dout * out).sum(-1, keepdim=True))
     row_lse = grid.blocks(lse[..., None], math.inf)
     dq, dk, dv = torch.zeros_like(grid.q), torch.zeros_like(grid.k), torch.zeros_like(grid.v)
@@ -136,6 +147,7 @@ def _(
     first: Tensor,
     last: Tensor,
     real: Tensor | None,
+    slopes: Tensor | None,
     causal: bool,
     reach: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -151,7 +163,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _backward(ctx: Any, dout: Tensor, _lse: Tensor, _reach: Tensor) -> tuple[Tensor | None, ...]:
     out, lse, reach, *inputs = ctx.saved_tensors
     grads = _band_backward(dout.contiguous(), out, lse, *inputs, ctx.causal, reach)
-    return (*grads, None, None, None, None)
+    return (*grads, None, None, None, None, None)
 
 
 _band.register_autograd(_backward, setup_context=_save)
@@ -176,8 +188,9 @@ class _Grid:
         first: Tensor,
         last: Tensor,
         real: Tensor | None,
+        slopes: Tensor | None,
     ) -> None:
-        self.length = q.shape[2]
+        self.length, self.slopes = q.shape[2], slopes
         self.q, self.k, self.v = self.blocks(q), self.blocks(k), self.blocks(v)
         self.penalty = self.blocks(penalty[..., None])[..., 0]
         # Rows beyond the end see nothing: their interval is empty.
@@ -209,6 +222,8 @@ class _Grid:
         rows, columns = self.pair(shift)
         s = self.q[:, :, rows] @ self.k[:, :, columns].transpose(-1, -2)
         s = s - self.penalty[:, :, rows, :, None] * self.distance(shift).square()
+        if self.slopes is not None:
+            s = s - self.slopes[:, None, None, None] * self.distance(shift).abs()
         starts = torch.arange(columns.start, columns.stop, device=s.device) * _C
         j = (starts[:, None] + torch.arange(_C, device=s.device))[:, None, :]
         seen = (j >= self.first[:, :, rows]) & (j <= self.last[:, :, rows])

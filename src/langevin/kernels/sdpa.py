@@ -2,7 +2,8 @@
 
     o_i = Σ_j softmax_j( scale · q_i·k_j ) v_j      over the keys that i sees
 
-A mixer of this family only scales q (or adds a column to q and k), so it costs what softmax costs.
+A mixer of this family only scales q (or adds columns to q and k), so it costs what softmax costs. What
+is no product of columns comes as a bias on the scores, (H, Q, K).
 """
 
 from __future__ import annotations
@@ -19,9 +20,18 @@ _WINDOW_BLOCK = 512
 
 
 def attention(
-    q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, view: View, scale: float, dropout: float = 0.0
+    q_BHQD: Tensor,
+    k_BHKD: Tensor,
+    v_BHKD: Tensor,
+    view: View,
+    scale: float,
+    dropout: float = 0.0,
+    bias_HQK: Tensor | None = None,
 ) -> Tensor:
-    if view.window is not None and view.keys > _WINDOW_SAVING * view.window:
+    if bias_HQK is not None:
+        mask = bias_HQK[None] if view.plain else _masked(bias_HQK, view)
+        out = _sdpa(q_BHQD, k_BHKD, v_BHKD, mask, False, scale, dropout)
+    elif view.window is not None and view.keys > _WINDOW_SAVING * view.window:
         out = _windowed(q_BHQD, k_BHKD, v_BHKD, view, scale, dropout)
     elif view.plain and (not view.causal or view.queries in (1, view.keys)):
         causal = view.causal and view.queries > 1
@@ -29,6 +39,14 @@ def attention(
     else:
         out = _sdpa(q_BHQD, k_BHKD, v_BHKD, view.mask(), False, scale, dropout)
     return view.silence_blind(out)
+
+
+def _masked(bias_HQK: Tensor, view: View) -> Tensor:
+    """The bias with -inf at unseen keys. A row that sees nothing stays finite, and is silenced later."""
+    seen = view.mask()
+    if view.may_be_blind:
+        seen = seen | ~seen.any(-1, keepdim=True)
+    return bias_HQK.masked_fill(~seen, float("-inf"))
 
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, view: View, scale: float, dropout: float) -> Tensor:

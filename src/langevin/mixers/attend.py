@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from langevin.errors import UsageError
-from langevin.mixers.attention import only_mechanism
+from langevin.mixers.attention import no_alibi, only_mechanism
 from langevin.mixers.mechanism import Geometry, Parameters, as_many_heads
 from langevin.mixers.spec import Spec, parse
 from langevin.mixers.view import View, wide
@@ -24,6 +24,7 @@ def attend(
     key_padding_mask: Tensor | None = None,
     window: int | None = None,
     documents: Tensor | None = None,
+    alibi: bool = False,
     past_queries: Tensor | None = None,
     return_weights: bool = False,
     implementation: str = "fused",
@@ -38,7 +39,8 @@ def attend(
     q is (B, H, Q, D); k and v are (B, H or fewer, K, D). Queries are the last Q of the K positions.
     key_padding_mask (B, K) is True where a token is real; window is the number of keys a causal query
     sees back to, itself included (bidirectional: |i - j| < window); documents (B, K) are ids of packed
-    documents. past_queries (B, H, K - Q, D) are needed by causal sima alone, and only when Q < K.
+    documents. alibi adds -m_h |i - j| to the logits. past_queries (B, H, K - Q, D) are needed by causal
+    sima alone, and only when Q < K.
 
     Learned scalars take their initial values unless `parameters` gives them: {"s": ...} for ssmax,
     {"drift.gain": ...} for a wrapper's. depth and train_length tell mixers whose formula depends on
@@ -50,7 +52,9 @@ def attend(
         raise UsageError(f"implementation={implementation!r} must be 'fused' or 'reference'")
     parsed = _parsed(spec)
     mechanism = only_mechanism(parsed)
-    geometry = Geometry(q.shape[1], q.shape[3], k.shape[1], 0, depth, train_length)
+    if alibi and not mechanism.has_alibi:
+        raise no_alibi(parsed)
+    geometry = Geometry(q.shape[1], q.shape[3], k.shape[1], 0, depth, train_length, alibi=alibi)
     view = View.of(
         q.shape[2],
         k.shape[2],

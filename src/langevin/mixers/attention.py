@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from langevin.mixers.mechanism import Geometry, Mechanism, Parameters, as_many_h
 from langevin.mixers.spec import Spec
 from langevin.mixers.view import View, wide
 
-Positions = Literal["none", "rope"]
+Positions = Literal["none", "rope", "alibi"]
 ROPE_BASE = 10_000.0
 
 
@@ -29,6 +29,13 @@ def only_mechanism(spec: Spec) -> Mechanism:
             "Use it as a module: langevin.mixers.build(spec, width=..., heads=...).",
         )
     return spec.mixer
+
+
+def no_alibi(spec: Spec) -> UsageError:
+    return UsageError(
+        f"{spec.mixer.name} has no logits from which alibi positions could take away",
+        "Choose rope, sinusoidal, learned or no positions, or a mixer with softmax or sigmoid weights.",
+    )
 
 
 class Scalars(nn.Module):
@@ -61,6 +68,8 @@ class QKV(nn.Module):
         self.spec = spec
         self.geometry = geometry
         self.mechanism = only_mechanism(spec)
+        if geometry.alibi and not self.mechanism.has_alibi:
+            raise no_alibi(spec)
         self.scalars = Scalars(spec.mixer.parameters(geometry))
         self.wrappers = Wrappers(spec, geometry)
 
@@ -138,7 +147,7 @@ class Cache:
 
 
 class Attention(nn.Module):
-    """x -> x: project to q, k, v, place (RoPE), mix, project back."""
+    """x -> x: project to q, k, v, place (RoPE or ALiBi), mix, project back."""
 
     def __init__(
         self,
@@ -164,14 +173,14 @@ class Attention(nn.Module):
             )
         if heads % kv_heads:
             raise UsageError(f"{kv_heads} key heads do not divide {heads} query heads")
-        if positions not in ("none", "rope"):
-            raise UsageError(f"positions={positions!r} must be 'none' or 'rope'")
+        if positions not in get_args(Positions):
+            raise UsageError(f"positions={positions!r} must be 'none', 'rope' or 'alibi'")
         d = width // heads
         if positions == "rope" and d % 2:
             raise UsageError(f"rope needs an even head width, not {d}")
         self.width, self.heads, self.kv_heads, self.head_dim = width, heads, kv_heads, d
         self.causal, self.window, self.positions, self.dropout = causal, window, positions, dropout
-        geometry = Geometry(heads, d, kv_heads, layer, depth, max_length)
+        geometry = Geometry(heads, d, kv_heads, layer, depth, max_length, alibi=positions == "alibi")
         self.mixer = QKV(spec, geometry)
         if dropout and not self.mixer.mechanism.has_dropout:
             raise UsageError(f"dropout is not defined for {spec}", "Use dropout=0.")

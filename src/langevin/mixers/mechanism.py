@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from langevin.kernels import banded, reference, sdpa
+from langevin.mixers import alibi
 from langevin.mixers.view import View, wide
 
 Parameters = dict[str, Tensor]
@@ -29,6 +30,7 @@ class Geometry:
     depth: int = 4
     train_length: int = 1024
     scale: float | None = None
+    alibi: bool = False  # whether -m_h |i - j| is added to the logits
 
     @property
     def sharpness(self) -> float:
@@ -43,6 +45,7 @@ class Mechanism:
     examples: ClassVar[tuple[str, ...]] = ()  # specs that show its variants, for check and tests
     needs_past_queries: ClassVar[bool] = False  # a key-value cache alone cannot continue it
     recurrent: ClassVar[bool] = False  # `advance` continues from a state of constant size
+    has_alibi: ClassVar[bool] = False  # it has logits, and adds the penalty where the geometry asks for it
 
     @property
     def has_dropout(self) -> bool:
@@ -102,10 +105,13 @@ class Mechanism:
 
 
 class SoftmaxMechanism(Mechanism):
-    """w_ij = softmax_j( τ_i ( q_i·k_j + κ_j - (α/2)(i - j)² ) ).
+    """w_ij = softmax_j( τ_i ( q_i·k_j + κ_j - (α/2)(i - j)² ) - m_h |i - j| ).
 
     τ is `sharpness`, κ `key_offset` and α `decay`: each has a hook, and plain softmax overrides none.
+    m is zero but with alibi positions.
     """
+
+    has_alibi = True
 
     @property
     def has_dropout(self) -> bool:
@@ -142,11 +148,21 @@ class SoftmaxMechanism(Mechanism):
         tau = self.sharpness(q_BHQD, k_BHKD, view, p, geometry)
         width = v_BHKD.shape[-1]
         offset = self.key_offset(k_BHKD)
+        if offset is not None or geometry.alibi:
+            q_BHQD, k_BHKD, v_BHKD = (as_computed(x) for x in (q_BHQD, k_BHKD, v_BHKD))
         if offset is not None:
             q_BHQD, k_BHKD = with_key_offset(q_BHQD, k_BHKD, offset)
-            v_BHKD = F.pad(v_BHKD, (0, q_BHQD.shape[-1] - width))
+        if geometry.alibi and q_BHQD.dtype == wide(q_BHQD.dtype):  # a kernel's scale would round positions
+            q_BHQD, tau = q_BHQD * tau, 1.0
         q_BHQD, scale = scaled(q_BHQD, tau)
-        return sdpa.attention(q_BHQD, k_BHKD, v_BHKD, view, scale, dropout)[..., :width]
+        bias = None
+        if geometry.alibi and view.causal:
+            q_BHQD, k_BHKD = alibi.with_columns(q_BHQD, k_BHKD, view, scale)
+        elif geometry.alibi:
+            bias = alibi.bias(view, geometry.heads, q_BHQD.dtype).to(q_BHQD.dtype)
+        if q_BHQD.shape[-1] > width:
+            v_BHKD = F.pad(v_BHKD, (0, q_BHQD.shape[-1] - width))
+        return sdpa.attention(q_BHQD, k_BHKD, v_BHKD, view, scale, dropout, bias)[..., :width]
 
     def _attend_in_band(
         self, q: Tensor, k: Tensor, v: Tensor, view: View, p: Parameters, geometry: Geometry
@@ -162,7 +178,8 @@ class SoftmaxMechanism(Mechanism):
         if offset is not None:
             q, k = with_key_offset(q.to(dtype), k.to(dtype), offset)
         penalty = (self.decay / 2 * tau).expand(*q.shape[:-1], 1)[..., 0]
-        return banded.attention(q.to(dtype) * tau, k, v, penalty, view).to(v.dtype)
+        slopes = alibi.slopes(geometry.heads, q.device) if geometry.alibi else None
+        return banded.attention(q.to(dtype) * tau, k, v, penalty, view, slopes).to(v.dtype)
 
     def weights(
         self,
@@ -177,6 +194,8 @@ class SoftmaxMechanism(Mechanism):
         tau = self.sharpness(q_BHQD, k_BHKD, view, p, geometry)
         offset = self.key_offset(k_BHKD)
         z = reference.scores(q_BHQD, k_BHKD, view, tau, offset, self.decay)
+        if geometry.alibi:
+            z = z + alibi.bias(view, geometry.heads, z.dtype)
         return reference.softmax_weights(z, view)
 
 
@@ -186,6 +205,13 @@ def scaled(q_BHQD: Tensor, tau: float | Tensor) -> tuple[Tensor, float]:
     if isinstance(tau, Tensor):
         return (q_BHQD.to(wide(q_BHQD.dtype)) * tau).to(q_BHQD.dtype), 1.0
     return q_BHQD, float(tau)
+
+
+def as_computed(x: Tensor) -> Tensor:
+    """x in the precision that autocast will give it: added columns must be made for that one."""
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        return x.to(torch.get_autocast_dtype(x.device.type))
+    return x
 
 
 def with_key_offset(q_BHQD: Tensor, k_BHKD: Tensor, offset_BHK1: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Sigmoid attention: every key is judged alone, nothing is normalised.
 
-    w_ij = σ( q_i·k_j / √d + b_i )
+    w_ij = σ( q_i·k_j / √d + b_i )      with alibi positions -m_h |i - j| is added as well
 
 b is '-log n' (per row, -ln n_i, so that a row starts with a total weight of about 1 at every length),
 a number, or 'head': learned per head, starting at -ln of the training length.
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from langevin.kernels import pointwise, reference
+from langevin.mixers import alibi
 from langevin.mixers.mechanism import Geometry, Mechanism, Parameters, as_many_heads, initial
 from langevin.mixers.spec import register
 from langevin.mixers.view import View, wide
@@ -28,6 +29,8 @@ class Sigmoid(Mechanism):
     bias: float | Literal["-log n", "head"] = "-log n"
 
     examples = ("sigmoid", "sigmoid(bias='head')")
+
+    has_alibi = True
 
     def parameters(self, geometry: Geometry) -> Parameters:
         if self.bias != "head":
@@ -56,7 +59,8 @@ class Sigmoid(Mechanism):
         k, v = as_many_heads(k_BHKD, q_BHQD), as_many_heads(v_BHKD, q_BHQD)
         q = q_BHQD * geometry.sharpness
         bias = self.row_bias(view, p, q.dtype)
-        return pointwise.attention(q, k, v, bias, view, sigmoid=True)
+        slopes = alibi.slopes(geometry.heads, q.device) if geometry.alibi else None
+        return pointwise.attention(q, k, v, bias, view, sigmoid=True, slopes_H=slopes)
 
     def weights(
         self,
@@ -69,4 +73,6 @@ class Sigmoid(Mechanism):
     ) -> Tensor:
         z = reference.scores(q_BHQD, as_many_heads(k_BHKD, q_BHQD), view, geometry.sharpness)
         z = z + self.row_bias(view, p, z.dtype)[..., None]
+        if geometry.alibi:
+            z = z + alibi.bias(view, geometry.heads, z.dtype)
         return reference.sigmoid_weights(z, view)

@@ -7,9 +7,10 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from langevin.errors import UsageError, unknown
+from langevin.mixers.attention import no_alibi
 from langevin.mixers.spec import Spec, parse
 
-POSITIONS = ("none", "learned", "sinusoidal", "rope")
+POSITIONS = ("none", "learned", "sinusoidal", "rope", "alibi")
 MLPS = ("gelu", "swiglu")
 NORMS = ("layernorm", "rmsnorm")
 
@@ -17,7 +18,7 @@ NORMS = ("layernorm", "rmsnorm")
 class LangevinConfig(PreTrainedConfig):
     """One pre-norm transformer whose mixer is a spec, or a list with one spec per layer.
 
-    positions: none, learned, sinusoidal or rope; mlp: gelu or swiglu; norm: layernorm or rmsnorm.
+    positions: none, learned, sinusoidal, rope or alibi; mlp: gelu or swiglu; norm: layernorm or rmsnorm.
     """
 
     model_type = "langevin"
@@ -61,7 +62,9 @@ class LangevinConfig(PreTrainedConfig):
             raise UsageError("rope needs an even head width", "Choose another number of heads.")
         if self.num_hidden_layers < 1:
             raise UsageError(f"a model needs at least one layer, not {self.num_hidden_layers}")
-        _ = self.mixers
+        for spec in self.mixers:
+            if self.positions == "alibi" and not getattr(spec.mixer, "has_alibi", False):
+                raise no_alibi(spec)
         super().__post_init__(**kwargs)
 
     @property

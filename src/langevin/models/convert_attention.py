@@ -20,7 +20,7 @@ from transformers.masking_utils import sdpa_mask
 
 from langevin.errors import UsageError
 from langevin.mixers.attention import QKV
-from langevin.mixers.mechanism import Mechanism
+from langevin.mixers.mechanism import SoftmaxMechanism
 from langevin.mixers.view import View
 
 NAME = "langevin"
@@ -87,7 +87,7 @@ def attention(
         mixer.geometry = dataclasses.replace(mixer.geometry, scale=_number(module, scaling))
     causal = is_causal(module, options)
     cache, past = getattr(module, "langevin_cache", None), None
-    used = _keys_in_use(cache, module, mixer.mechanism, key.shape[2])
+    used = _keys_in_use(cache, module, mixer, key.shape[2])
     if used < key.shape[2]:
         key, value = key[:, :, :used], value[:, :, :used]
     view = view_of(attention_mask, query.shape[0], query.shape[2], used, causal, query.device, options)
@@ -168,7 +168,7 @@ def forget(module: Any, args: tuple[Any, ...], output: Any) -> None:
     module.langevin_cache = None
 
 
-def _keys_in_use(cache: Any, module: Any, mechanism: Mechanism, keys: int) -> int:
+def _keys_in_use(cache: Any, module: Any, mixer: QKV, keys: int) -> int:
     """The keys up to the last query: all of them, less the unused slots of a static cache."""
     index = getattr(module, "layer_idx", None)
     if cache is None or index is None or index >= len(cache.layers):
@@ -178,10 +178,11 @@ def _keys_in_use(cache: Any, module: Any, mechanism: Mechanism, keys: int) -> in
         return keys
     if not torch.compiler.is_compiling():
         return min(int(layer.get_seq_length()), keys)
-    if getattr(mechanism, "decay", 0.0):
+    softmax = isinstance(mixer.mechanism, SoftmaxMechanism)  # alibi is then a bias on keys alone
+    if getattr(mixer.mechanism, "decay", 0.0) or (mixer.geometry.alibi and not softmax):
         raise UsageError(
             "a compiled graph cannot tell how far a query is from the keys of a static cache",
-            "Decode heat(alpha=...) without compiling, or with a DynamicCache.",
+            f"Decode {mixer.spec} without compiling, or with a DynamicCache.",
         )
     return keys
 
