@@ -26,6 +26,7 @@ def views(length: int) -> dict[str, dict]:
         "left-padded": {"key_padding_mask": real},
         "packed": {"documents": documents},
         "window": {"window": 20},
+        "alibi": {"alibi": True},
     }
 
 
@@ -44,6 +45,8 @@ def main() -> int:
     for spec in (s for s in specs if isinstance(parse(s).mixer, Mechanism)):
         for causal in (True, False):
             for view, options in views(200).items():
+                if view == "alibi" and not parse(spec).mixer.has_alibi:
+                    continue
                 on_gpu = {n: x.cuda() if torch.is_tensor(x) else x for n, x in options.items()}
                 for dtype in (torch.float32, torch.bfloat16, torch.float16):
                     q, k, v = (torch.randn(2, h, 200, 64).to(dtype) for h in (4, 2, 2))

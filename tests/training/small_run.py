@@ -37,6 +37,9 @@ def small(folder: Path, **changes: Any) -> TrainConfig:
         "steps": 12,
         "lr": 1e-3,
         "eval_every": 4,
+        "checkpoint_every": 4,
+        "precision": "fp32",
+        "compile": "off",
         "eval_tokens": 128,
         "device": "cpu",
     }

@@ -119,8 +119,10 @@ def test_averaged_weights_are_what_is_evaluated_and_kept(tmp_path: Path) -> None
 def test_minutes_become_steps_that_a_resumed_run_keeps(tmp_path: Path) -> None:
     run, _ = train(small(tmp_path, steps=None, minutes=0.01), tmp_path / "run", quiet=True)
     states = [json.loads(p.read_text()) for p in run.path.glob("checkpoints/*/state.json")]
-    assert len({state["total"] for state in states}) == 1
-    assert states[0]["total"] >= 20
+    last = max(states, key=lambda state: state["step"])
+    assert last["step"] == last["total"] >= 20
+    train(run.config, run.path, resume=True, quiet=True)
+    assert max(row["step"] for row in run.metrics()) == last["total"]
 
 
 def test_an_estimate_counts_the_parameters_of_the_model(tmp_path: Path) -> None:
@@ -202,3 +204,43 @@ def test_an_unknown_setting_in_a_file_is_named(tmp_path: Path) -> None:
     file.write_text("layer: 3\n")
     with pytest.raises(UsageError, match="Did you mean 'layers'"):
         TrainConfig.read(file)
+
+
+def test_every_evaluated_model_is_kept_where_asked_for(tmp_path: Path) -> None:
+    run, _ = train(small(tmp_path, keep_evaluated=True, ema=0.5), tmp_path / "run", quiet=True)
+    kept = sorted(p.name for p in (run.path / "evaluated").iterdir())
+    assert kept == ["step-12", "step-4", "step-8"]
+    best = min(run.metrics("valid"), key=lambda row: row["loss"])["step"]
+    weights = [
+        (folder / "model.safetensors").read_bytes()
+        for folder in (run.path / "model", run.path / "evaluated" / f"step-{best}")
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_the_first_tokens_alone_are_trained_on_where_asked_for(tmp_path: Path) -> None:
+    from langevin.data import prepare
+
+    config = small(tmp_path, train_tokens=100)
+    corpus = prepare(config.data, "bytes", progress=False)
+    trainer = loop.Trainer(config, build(config, corpus), corpus, tmp_path)
+    assert trainer.tokens["train"].tolist() == corpus.tokens("train")[:100].tolist()
+    starts = [int(s) for step in range(50) for s in trainer.windows(step)]
+    assert 0 <= min(starts) <= max(starts) < 100
+
+
+def test_the_width_of_the_mlp_is_what_was_asked_for(tmp_path: Path) -> None:
+    from langevin.data import prepare
+
+    config = small(tmp_path, mlp_width=24)
+    model = build(config, prepare(config.data, "bytes", progress=False))
+    assert model.model.blocks[0].mlp.up.weight.shape == (24, 16)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_trains_with_weights_in_float32(precision: Any, tmp_path: Path) -> None:
+    config = small(tmp_path, precision=precision, steps=40, lr=5e-3, dropout=0.0, mixer="softmax")
+    run, _ = train(config, tmp_path / "run", quiet=True)
+    losses = [row["loss"] for row in run.metrics("valid")]
+    assert losses[-1] < losses[0] - 0.1
+    assert {p.dtype for p in run.model.parameters()} == {torch.float32}

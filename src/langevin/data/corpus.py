@@ -87,13 +87,15 @@ class Corpus:
             raise unknown("split", split, SPLITS)
         return dict(self.manifest["splits"][split])
 
-    def windows(self, split: str, step: int, *, seed: int, batch: int, context: int) -> np.ndarray:
+    def windows(
+        self, split: str, step: int, *, seed: int, batch: int, context: int, first: int | None = None
+    ) -> np.ndarray:
         """Where the windows of a training step start: int64 (batch,). See `order` for the rule.
 
         A window is the `context + 1` tokens from its start, round the circle: a slice of
-        `device_tokens(split, device, wrap=context)`.
+        `device_tokens(split, device, wrap=context)`. `first` makes the circle of the first so many tokens.
         """
-        count = len(self.tokens(split))
+        count = min(len(self.tokens(split)), first or len(self.tokens(split)))
         return order.window_starts(count, step, seed=seed, batch=batch, context=context)
 
     def batch_indices(self, split: str, step: int, *, seed: int, batch: int, context: int) -> np.ndarray:

@@ -39,6 +39,17 @@ from langevin.models.convert_neighbor import NeighborAttention
 from langevin.objectives import ar
 
 
+@torch.library.custom_op("langevin::angles", mutates_args=())
+def angles(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`rotary`, closed to the compiler: it would work out every cosine again in every layer."""
+    return rotary(positions, width, dtype)
+
+
+@angles.register_fake
+def _(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return rotary(positions, width, dtype)
+
+
 def norm_of(config: LangevinConfig, width: int) -> nn.Module:
     return nn.LayerNorm(width) if config.norm == "layernorm" else nn.RMSNorm(width, eps=1e-6)
 
@@ -61,7 +72,8 @@ class LangevinAttention(nn.Module):
         self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if config.qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if config.qk_norm else nn.Identity()
         length = config.max_position_embeddings
-        geometry = Geometry(heads, self.head_dim, kv_heads, layer, config.num_hidden_layers, length)
+        depth, alibi = config.num_hidden_layers, config.positions == "alibi"
+        geometry = Geometry(heads, self.head_dim, kv_heads, layer, depth, length, alibi=alibi)
         self.langevin = QKV(config.mixers[layer], geometry)
 
     def forward(
@@ -202,17 +214,11 @@ class LangevinModel(LangevinPreTrainedModel):
         if use_cache and past_key_values is None and self.config.causal:
             past_key_values = DynamicCache(config=self.config)
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        mask = None
+        if not (attention_mask is None and position_ids is None and past_key_values is None):
+            mask = self._mask(x, attention_mask, position_ids, past_key_values)
         if position_ids is None:
             position_ids = torch.arange(past, past + x.shape[1], device=x.device)[None]
-        make = create_causal_mask if self.config.causal else create_bidirectional_mask
-        mask_options = {"position_ids": position_ids} if self.config.causal else {}
-        mask = make(
-            config=self.config,
-            inputs_embeds=x,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            **mask_options,
-        )
         rotation = self._rotation(position_ids, x.dtype)
         x = self.dropout(self._placed(x, position_ids, past))
         weights: list[Tensor | None] = []
@@ -234,11 +240,31 @@ class LangevinModel(LangevinPreTrainedModel):
             attentions=tuple(weights) if output_attentions else None,
         )
 
+    def _mask(
+        self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: Cache | None
+    ) -> Tensor | None:
+        """What transformers makes of padding, packed documents and caches; a plain batch needs none."""
+        if not self.config.causal:
+            return create_bidirectional_mask(
+                config=self.config, inputs_embeds=x, attention_mask=attention_mask, past_key_values=past
+            )
+        if position_ids is None:
+            length = past.get_seq_length() if past is not None else 0
+            position_ids = torch.arange(length, length + x.shape[1], device=x.device)[None]
+        return create_causal_mask(
+            config=self.config,
+            inputs_embeds=x,
+            attention_mask=attention_mask,
+            past_key_values=past,
+            position_ids=position_ids,
+        )
+
     def _rotation(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         if self.config.positions != "rope":
             return None
         head_dim = self.config.hidden_size // self.config.num_attention_heads
-        cos, sin = rotary(position_ids, head_dim, dtype)
+        compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+        cos, sin = (angles if compiling else rotary)(position_ids, head_dim, dtype)
         return cos[:, None], sin[:, None]
 
     def _placed(self, x_BLW: Tensor, position_ids: Tensor, past: int) -> Tensor:
@@ -248,7 +274,7 @@ class LangevinModel(LangevinPreTrainedModel):
             if past + x_BLW.shape[1] > limit and not torch.compiler.is_compiling():
                 raise UsageError(
                     f"{past + x_BLW.shape[1]} tokens came to a model with {limit} learned positions",
-                    "Shorten the input, or train with rope, sinusoidal or no positions.",
+                    "Shorten the input, or train with rope, alibi, sinusoidal or no positions.",
                 )
             return x_BLW + self.places(position_ids)
         if self.config.positions == "sinusoidal":

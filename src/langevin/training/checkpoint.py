@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from langevin.errors import WorkError
+from langevin.training.parallel import like, whole
 
 
 def save(
@@ -29,22 +30,26 @@ def save(
     optimizers: list[torch.optim.Optimizer],
     state: dict[str, Any],
     average: dict[str, Tensor] | None = None,
+    *,
+    write: bool = True,
 ) -> Path:
-    """Write `folder/step-N`; a full disk keeps what was there."""
+    """Write `folder/step-N`; a full disk keeps what was there. Of several processes one writes, and all
+    must ask, as they hold the tensors together."""
     target = folder / f"step-{step}"
     temporary = folder / f".step-{step}.writing"
+    files = {"weights": _own(dict(model.named_parameters())), "random": random_state()}
+    for i, optimizer in enumerate(optimizers):
+        files[f"optimizer-{i}"], state[f"optimizer-{i}"] = _flattened(optimizer)
+    if average is not None:
+        files["average"] = _own(average)
+    if not write:
+        return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        save_file(_own(dict(model.named_parameters())), temporary / "weights.safetensors")
-        for i, optimizer in enumerate(optimizers):
-            tensors, numbers = _flattened(optimizer)
-            save_file(tensors, temporary / f"optimizer-{i}.safetensors")
-            state[f"optimizer-{i}"] = numbers
-        if average is not None:
-            save_file(_own(average), temporary / "average.safetensors")
-        save_file(_random_state(), temporary / "random.safetensors")
+        for name, tensors in files.items():
+            save_file(tensors, temporary / f"{name}.safetensors")
         (temporary / "state.json").write_text(json.dumps({**state, "step": step}))
         _seal(temporary)
         if target.exists():
@@ -72,14 +77,11 @@ def load(
         raise WorkError(f"{path} holds another model: {odd} is on one side only")
     with torch.no_grad():
         for name, p in own.items():
-            p.copy_(weights[name])
+            p.copy_(like(weights[name], p))
     for i, optimizer in enumerate(optimizers):
         tensors = load_file(path / f"optimizer-{i}.safetensors")
         _restore(optimizer, tensors, state.pop(f"optimizer-{i}"))
-    random = load_file(path / "random.safetensors")
-    torch.set_rng_state(random["cpu"])
-    if "cuda" in random and torch.cuda.is_available():
-        torch.cuda.set_rng_state(random["cuda"])
+    set_random_state(load_file(path / "random.safetensors"))
     averaged = path / "average.safetensors"
     return state, load_file(averaged) if averaged.exists() else None
 
@@ -134,7 +136,7 @@ def replace_folder(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _own(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: x.detach().contiguous().cpu() for name, x in tensors.items()}
+    return {name: whole(x.detach()).contiguous().cpu() for name, x in tensors.items()}
 
 
 def _flattened(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -143,27 +145,37 @@ def _flattened(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dic
     for index, entries in optimizer.state_dict()["state"].items():
         for key, value in entries.items():
             if isinstance(value, Tensor):
-                tensors[f"{index}.{key}"] = value.detach().contiguous().cpu()
+                tensors[f"{index}.{key}"] = whole(value.detach()).contiguous().cpu()
             else:
                 numbers[f"{index}.{key}"] = value
     return tensors, numbers
 
 
 def _restore(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **numbers}.items():
         index, _, key = name.partition(".")
+        p = parameters[int(index)]
+        if isinstance(value, Tensor) and value.shape == p.shape:
+            value = like(value, p)
         state.setdefault(int(index), {})[key] = value
-    whole = optimizer.state_dict()
-    whole["state"] = state
-    optimizer.load_state_dict(whole)
+    complete = optimizer.state_dict()
+    complete["state"] = state
+    optimizer.load_state_dict(complete)
 
 
-def _random_state() -> dict[str, Tensor]:
+def random_state() -> dict[str, Tensor]:
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
+
+
+def set_random_state(state: dict[str, Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 def _seal(folder: Path) -> None:

@@ -12,6 +12,11 @@ import yaml
 from langevin.errors import UsageError, unknown
 from langevin.settings import check_type
 
+POSITIVE = (
+    *("layers", "width", "heads", "kv_heads", "mlp_width", "context", "batch", "accumulate", "lr", "keep"),
+    *("tokens", "steps", "minutes", "eval_every", "eval_tokens", "checkpoint_every", "train_tokens"),
+)
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -31,8 +36,10 @@ class TrainConfig:
     kv_heads: int | None = None
     context: int = 128
     """Tokens a sequence."""
-    positions: Literal["none", "learned", "sinusoidal", "rope"] = "rope"
+    positions: Literal["none", "learned", "sinusoidal", "rope", "alibi"] = "rope"
     mlp: Literal["gelu", "swiglu"] = "gelu"
+    mlp_width: int | None = None
+    """Hidden width of the MLP; default: 4 widths, or 8/3 for swiglu."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     qk_norm: bool = False
     dropout: float = 0.0
@@ -40,9 +47,11 @@ class TrainConfig:
     """Share the input and output embeddings."""
 
     batch: int = 32
-    """Sequences a step, whatever the number of parts they are computed in."""
-    accumulate: int = 1
-    """Parts a step is computed in."""
+    """Sequences a step, whatever the number of parts or processes they are computed in."""
+    accumulate: int | None = None
+    """Parts a step is computed in; default: as few as fit into the memory of the device."""
+    train_tokens: int | None = None
+    """Train on only the first so many tokens of the data, over and over."""
     tokens: int | None = None
     """Budget in training tokens (one of tokens, steps, minutes)."""
     steps: int | None = None
@@ -63,8 +72,16 @@ class TrainConfig:
     ema: float = 0.0
     """Decay of an exponential average of the weights, which is then what is evaluated; 0: none."""
 
-    precision: Literal["fp32", "bf16"] = "fp32"
-    compile: bool = False
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """auto: bf16 on a GPU that has it, fp32 elsewhere; weights and moments stay in fp32."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile; auto: on a GPU."""
+    graphs: bool = True
+    """On one GPU, replay whole steps as a CUDA graph."""
+    checkpointing: bool = False
+    """Compute activations again in the backward pass, for less memory."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: copies of the model (ddp), or one spread over the processes (fsdp)."""
     device: str = "auto"
     seed: int = 0
 
@@ -73,28 +90,28 @@ class TrainConfig:
     eval_tokens: int = 32_768
     """Validation tokens an evaluation during training looks at, the same ones every time."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints; default: with every evaluation."""
+    """Steps between checkpoints; default: with an evaluation, half a minute or more after the last."""
+    keep_evaluated: bool = False
+    """Keep the model of every evaluation, in evaluated/step-N."""
     keep: int = 2
     """Checkpoints kept, besides the best."""
     max_bad_steps: int = 10
     """Steps with a loss or gradient that is not finite, in a row, before the run stops."""
+    track: str | None = None
+    """Also send the metrics to tensorboard, wandb, or both separated by a comma (extra `track`)."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
             hint = typing.get_type_hints(type(self))[f.name]
             check_type(f"{f.name}=...", getattr(self, f.name), hint)
-        positive = ("layers", "width", "heads", "context", "batch", "accumulate", "lr", "keep")
-        for name in positive:
-            if getattr(self, name) <= 0:
-                raise UsageError(f"{name}={getattr(self, name)} must be positive")
-        for name in ("tokens", "steps", "minutes", "eval_every", "checkpoint_every"):
+        for name in POSITIVE:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name}={value} must be positive")
         given = [n for n in ("tokens", "steps", "minutes") if getattr(self, n) is not None]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} both set a budget", "Give one of them.")
-        if self.batch % self.accumulate:
+        if self.batch % (self.accumulate or 1):
             raise UsageError(
                 f"{self.accumulate} parts do not divide a batch of {self.batch}",
                 "Choose another accumulate or batch.",

@@ -1,7 +1,9 @@
 """The training loop.
 
 The data order is a pure function of (seed, step) and every random stream is in the checkpoint, and so a run
-that was killed and resumed ends, on a CPU, with the same bits as one that was not.
+that was killed and resumed ends, on a CPU, with the same bits as one that was not. On a GPU the host only
+launches: batches are gathered from tokens that live there, steps are replayed as one CUDA graph, and losses
+are fetched about once a second.
 
 B batch, L context.
 """
@@ -11,9 +13,11 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,14 +26,19 @@ import torch
 from torch import Tensor, nn
 
 from langevin.data import Corpus
-from langevin.errors import WorkError
+from langevin.errors import UsageError, WorkError
+from langevin.models.cost import flops_of
 from langevin.objectives import ar
-from langevin.training import checkpoint
+from langevin.training import checkpoint, parallel
 from langevin.training.config import TrainConfig
-from langevin.training.optim import factor, optimizers, set_rate
+from langevin.training.optim import Update, factor, set_rate
+from langevin.training.parallel import World
 from langevin.training.progress import Progress
 
 LOOKS = 10  # evaluations in a run, unless eval_every says otherwise
+SAVE_SECONDS = 30.0  # at least so much training between checkpoints, unless checkpoint_every says otherwise
+AHEAD = 8  # steps the host may be ahead of a GPU
+WARM = 3  # steps before one is captured as a graph
 
 
 @dataclass
@@ -42,65 +51,122 @@ class State:
     best_step: int | None = None
     bad_steps: int = 0  # skipped in all
     bad_in_a_row: int = 0
+    loss_scale: float | None = None
     seconds: float = 0.0  # with evaluations, over all sessions
-    losses: list[Tensor] = field(default_factory=list)
 
 
 class Trainer:
     """One run: a model, its data and where they stand."""
 
-    def __init__(self, config: TrainConfig, model: Any, corpus: Corpus, folder: Path) -> None:
+    def __init__(
+        self, config: TrainConfig, model: Any, corpus: Corpus, folder: Path, world: World | None = None
+    ) -> None:
         self.config, self.model, self.corpus, self.folder = config, model, corpus, folder
+        self.world = world or World()
         self.device = next(model.parameters()).device
-        self.optimizers = optimizers(model, config)
-        self.forward = torch.compile(model) if config.compile else model
+        self.on_gpu = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if self.on_gpu else None
+        if config.batch % self.world.size:
+            raise UsageError(
+                f"{self.world.size} processes do not divide a batch of {config.batch}",
+                "Choose another --batch or number of processes.",
+            )
+        self.forward: Any = parallel.spread(model, config.parallel, self.world)
+        if self.world.size > 1 and config.parallel == "fsdp" and config.optimizer == "muon":
+            raise UsageError("muon needs whole matrices, which fsdp does not keep", "Use --parallel ddp.")
+        self.update = Update(model, config)
+        if config.checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.training_loss: Callable[[Tensor, int | None], Tensor] = partial(self._loss, self.forward)
+        if config.compile == "on":
+            self.training_loss = torch.compile(self.training_loss, dynamic=False)
         self.tokens = {split: corpus.device_tokens(split, self.device) for split in ("train", "valid")}
-        self.average: dict[str, Tensor] | None = None
-        if config.ema:
-            self.average = {n: p.detach().clone() for n, p in model.named_parameters()}
+        if config.train_tokens is not None:
+            self.tokens["train"] = self.tokens["train"][: config.train_tokens]
+        self.starts = torch.zeros(config.batch // self.world.size, dtype=torch.long, device=self.device)
+        self.lost = torch.zeros((), device=self.device)  # the sum of losses since it was last read
+        self.parts = 0
+        self.warm = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.may_capture = config.graphs and self.on_gpu and self.world.size == 1
+        self.launched: deque[torch.cuda.Event] = deque()
         self.state = State()
-        self.stopped_by: int | None = None
+        self.asked: int | None = None  # a signal that came
+        self.stopped_by: int | None = None  # a signal that all processes heed
 
     def run(self, progress: Progress) -> State:
         """Train to the end of the budget, or until a signal asks to stop."""
-        state, config = self.state, self.config
-        if not state.total:
-            state.total = self._budget()
-        every = config.eval_every or max(1, math.ceil(state.total / LOOKS))
-        save_every = config.checkpoint_every or every
-        progress.start(state, self)
         with self._signals():
-            while state.step < state.total and self.stopped_by is None:
+            for _ in self.steps(progress):
+                pass
+        return self.state
+
+    def steps(self, progress: Progress) -> Iterator[None]:
+        """Train, giving way after every step: several runs can take turns on one device."""
+        config = self.config
+        with self._stream():
+            self.parts = self._fitting_parts()
+            if not self.state.total:
+                self.state.total = int(self.world.agree(self.budget()))
+            every = config.eval_every or max(1, math.ceil(self.state.total / LOOKS))
+            progress.start(self.state, self)
+        saved_at = self.state.seconds
+        while self.state.step < self.state.total and self.stopped_by is None:
+            with self._stream():
                 begin = time.perf_counter()
-                state.losses.append(self._step(state.step))
-                state.step += 1
-                progress.step(state, self)
-                if state.step % every == 0 or state.step == state.total:
+                self._step(self.state.step)
+                self.state.step += 1
+                self._heed()
+                progress.step(self.state, self)
+                looked = self.state.step % every == 0 or self.state.step == self.state.total
+                if looked:
                     self._evaluate(progress)
-                state.seconds += time.perf_counter() - begin
-                if config.minutes is not None and state.step % every == 0:
-                    state.total = self._within(config.minutes)
-                last = state.step >= state.total
-                if state.step % save_every == 0 or last or self.stopped_by is not None:
+                self.state.seconds += time.perf_counter() - begin
+                if config.minutes is not None and self.state.step % every == 0:
+                    self.state.total = int(self.world.agree(self._within(config.minutes)))
+                if self._due(looked, saved_at):
                     self.save()
+                    saved_at = self.state.seconds
+            yield
         progress.stop()
-        return state
+
+    def _due(self, looked: bool, saved_at: float) -> bool:
+        """Whether a checkpoint is to be written now."""
+        if self.state.step >= self.state.total or self.stopped_by is not None:
+            return True
+        if self.config.checkpoint_every is not None:
+            return self.state.step % self.config.checkpoint_every == 0
+        return looked and bool(self.world.agree(self.state.seconds - saved_at > SAVE_SECONDS))
 
     def save(self) -> None:
-        state = self.state
-        kept = {
-            name: getattr(state, name)
-            for name in ("total", "best_loss", "best_step", "bad_steps", "bad_in_a_row", "seconds")
-        }
-        folder = self.folder / "checkpoints"
-        checkpoint.save(folder, state.step, self.model, self.optimizers, kept, self.average)
-        checkpoint.prune(folder, self.config.keep, state.best_step)
+        self.read_counters()
+        kept = {name: value for name, value in asdict(self.state).items() if name != "step"}
+        folder, update = self.folder / "checkpoints", self.update
+        checkpoint.save(
+            folder,
+            self.state.step,
+            self.model,
+            update.optimizers,
+            kept,
+            update.average,
+            write=self.world.first,
+        )
+        if self.world.first:
+            checkpoint.prune(folder, self.config.keep, self.state.best_step)
+        self.world.wait()
 
     def resume(self, path: Path) -> None:
-        values, average = checkpoint.load(path, self.model, self.optimizers)
+        values, average = checkpoint.load(path, self.model, self.update.optimizers)
         self.state = State(**values)
-        if average is not None:
-            self.average = {name: x.to(self.device) for name, x in average.items()}
+        self.update.skipped.copy_(torch.tensor([self.state.bad_steps, self.state.bad_in_a_row]))
+        if self.update.scale is not None and self.state.loss_scale is not None:
+            self.update.scale.fill_(self.state.loss_scale)
+        if average is not None and self.update.average is not None:
+            with torch.no_grad():
+                for name, x in self.update.average.items():
+                    x.copy_(parallel.like(average[name], x))
+        if not self.world.first:  # the first process goes on with the random stream of the checkpoint
+            torch.manual_seed(hash((self.config.seed, self.world.rank, self.state.step)))
 
     def batch(self, split: str, starts: Any) -> Tensor:
         """Windows of context + 1 tokens, gathered on the device."""
@@ -109,63 +175,128 @@ class Trainer:
         index = index + torch.arange(self.config.context + 1, device=self.device)
         return tokens[index % len(tokens)].long()
 
-    def _step(self, step: int) -> Tensor:
+    def windows(self, step: int) -> Any:
+        """Where the windows of a step start, over all processes."""
         config = self.config
-        set_rate(self.optimizers, factor(step, self.state.total, config))
-        starts = self.corpus.windows(
-            "train", step, seed=config.seed, batch=config.batch, context=config.context
+        return self.corpus.windows(
+            "train",
+            step,
+            seed=config.seed,
+            batch=config.batch,
+            context=config.context,
+            first=config.train_tokens,
         )
-        total = torch.zeros((), device=self.device)
-        count = config.batch * config.context
-        for part in self.batch("train", starts).chunk(config.accumulate):
-            loss = self.loss(part, count)
-            loss.backward()
-            total += loss.detach()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
-        if bool(norm.isfinite()):
-            for optimizer in self.optimizers:
-                optimizer.step()
-            self.state.bad_in_a_row = 0
-            self._update_average()
+
+    def _step(self, step: int) -> None:
+        set_rate(self.update.optimizers, factor(step, self.state.total, self.config))
+        mine = torch.from_numpy(self.world.share(self.windows(step)))
+        self.starts.copy_(mine, non_blocking=True)
+        if self.graph is not None:
+            self.graph.replay()
         else:
-            self._skip(step, starts)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        return total
+            self._compute()
+            self.warm += 1
+            if self.may_capture and self.warm >= WARM:
+                self._capture()
+        if self.on_gpu:
+            self._keep_close()
+        else:
+            self.read_counters()
+
+    def _compute(self) -> None:
+        """Everything that a step does on the device."""
+        self.update.forget_gradients()
+        total = torch.zeros((), device=self.device)
+        chunks = self.batch("train", self.starts).chunk(self.parts)
+        for i, part in enumerate(chunks):
+            with parallel.gradients(self.forward, last=i + 1 == len(chunks)):
+                total += self._backward(part)
+        self.update()
+        self.lost += total
+
+    def _backward(self, part: Tensor) -> Tensor:
+        loss = self.loss(part, self.config.batch * self.config.context)
+        scale = self.update.scale
+        spread = loss * self.world.size  # gradients are averaged over processes
+        (spread if scale is None else spread * scale).backward()
+        return loss.detach()
 
     def loss(self, tokens: Tensor, count: int | None = None) -> Tensor:
+        """Of training batches by the compiled model, of others by the plain one: a shape more to compile
+        would cost more than it brings."""
+        if self.model.training:
+            return self.training_loss(tokens, count)
+        return self._loss(self.model, tokens, count)
+
+    def _loss(self, model: Any, tokens: Tensor, count: int | None) -> Tensor:
         inputs, targets = ar.shift(tokens)
         with self._precision():
-            logits = self.forward(input_ids=inputs, use_cache=False).logits
+            logits = model(input_ids=inputs, use_cache=False).logits
         return ar.loss(logits, targets, total=count)
 
-    def _skip(self, step: int, starts: Any) -> None:
-        """Leave a step out whose gradient is not finite; too many in a row end the run."""
-        self.state.bad_steps += 1
-        self.state.bad_in_a_row += 1
+    def _capture(self) -> None:
+        """Record a step as a CUDA graph; a model that needs the host in between goes on without."""
+        torch.cuda.synchronize(self.device)
+        self.update.forget_gradients()
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=self.stream):
+                self._compute()
+        except RuntimeError:
+            self.may_capture = False
+            self.update.forget_gradients()
+            return
+        self.graph = graph
+
+    def _keep_close(self) -> None:
+        """Let the host be a few steps ahead of the GPU and no more, so that signals and times are true."""
+        event = torch.cuda.Event()
+        event.record()
+        self.launched.append(event)
+        if len(self.launched) > AHEAD:
+            self.launched.popleft().synchronize()
+
+    def read_counters(self) -> None:
+        """Fetch from the device what steps were left out; too many in a row end the run."""
+        skipped = self.update.skipped.tolist()
+        self.state.bad_steps, self.state.bad_in_a_row = int(skipped[0]), int(skipped[1])
+        if self.update.scale is not None:
+            self.state.loss_scale = float(self.update.scale)
         if self.state.bad_in_a_row >= self.config.max_bad_steps:
+            last = self.state.step - 1 if self.on_gpu else self.state.step
             raise WorkError(
                 f"the gradient was not finite for {self.state.bad_in_a_row} steps, the last being step "
-                f"{step} (windows starting at {[int(s) for s in starts[:4]]} ...)",
+                f"{last} (windows starting at {[int(s) for s in self.windows(last)[:4]]} ...)",
                 "Lower --lr, raise --warmup, or use --precision fp32; the last checkpoint is whole.",
             )
 
-    @torch.no_grad()
-    def _update_average(self) -> None:
-        if self.average is not None:
-            own = dict(self.model.named_parameters())
-            averaged = list(self.average.values())
-            torch._foreach_lerp_(averaged, [own[n] for n in self.average], 1 - self.config.ema)
+    def model_flops(self) -> float:
+        """Training FLOPs a token."""
+        return flops_of(self.model, self.config.context)
+
+    def whole_weights(self) -> dict[str, Tensor] | None:
+        """The weights in one piece where they are spread over processes; None: they are."""
+        if self.world.size == 1 or self.config.parallel == "ddp":
+            return None
+        return {name: parallel.whole(x) for name, x in self.model.state_dict().items()}
+
+    def mean_loss(self, steps: int) -> float:
+        """The mean training loss since it was last asked for, `steps` steps ago."""
+        total = self.world.agree(float(self.lost), "sum")
+        self.lost.zero_()
+        return total / max(1, steps)
 
     def _evaluate(self, progress: Progress) -> None:
         state = self.state
         with self.averaged():
             loss = self.valid_loss()
-            better = loss < state.best_loss
-            if better:
+            if loss < state.best_loss:
                 state.best_loss, state.best_step = loss, state.step
                 progress.best(self)
-        progress.evaluated(state, loss)
+            if self.config.keep_evaluated:
+                progress.keep(self, self.folder / "evaluated" / f"step-{state.step}")
+        progress.evaluated(state, self, loss)
 
     @torch.no_grad()
     def valid_loss(self) -> float:
@@ -183,11 +314,11 @@ class Trainer:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The averaged weights in the place of the model's, where there are such."""
-        if self.average is None:
+        if self.update.average is None:
             yield
             return
         own = {n: p.detach().clone() for n, p in self.model.named_parameters()}
-        self._put(self.average)
+        self._put(self.update.average)
         try:
             yield
         finally:
@@ -201,14 +332,25 @@ class Trainer:
     def _precision(self) -> Any:
         if self.config.precision == "fp32":
             return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        dtype = torch.bfloat16 if self.config.precision == "bf16" else torch.float16
+        return torch.autocast(self.device.type, dtype)
+
+    def _stream(self) -> Any:
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def _heed(self) -> None:
+        """Stop for a signal: at once alone, among several processes when they next agree."""
+        if self.world.size == 1:
+            self.stopped_by = self.asked
+        elif self.state.step % AHEAD == 0:
+            self.stopped_by = int(self.world.agree(self.asked or 0, "largest")) or None
 
     def _within(self, minutes: float) -> int:
         """The steps that fit into the minutes, by the pace so far: a machine may slow down."""
         left = minutes * 60 - self.state.seconds
         return max(self.state.step, int(self.state.step + left * self.state.step / self.state.seconds))
 
-    def _budget(self) -> int:
+    def budget(self) -> int:
         """Steps the budget allows; minutes are turned into steps by timing a few first."""
         config = self.config
         a_step = config.batch * config.context
@@ -216,28 +358,56 @@ class Trainer:
             return config.steps
         if config.minutes is None:
             return max(1, math.ceil((config.tokens or 10_000_000) / a_step))
-        random = torch.get_rng_state()
+        a_look = min(config.eval_tokens, len(self.tokens["valid"])) / a_step / 3
+        return max(20, int(config.minutes * 60 / self.seconds_a_step() - LOOKS * a_look))
+
+    def seconds_a_step(self) -> float:
+        """The time of a backward pass over a batch, the middle of three."""
+        self.parts = self.parts or self._fitting_parts()
         times = []
         for attempt in range(4):
             begin = time.perf_counter()
-            starts = torch.arange(config.batch) * config.context % max(1, len(self.tokens["train"]))
-            for part in self.batch("train", starts).chunk(config.accumulate):
-                self.loss(part, a_step).backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), config.clip).item()
+            self._try(self.parts)
             if attempt:  # the first one warms up
-                times.append(time.perf_counter() - begin)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        torch.set_rng_state(random)
-        a_look = min(config.eval_tokens, len(self.tokens["valid"])) / a_step / 3
-        return max(20, int(config.minutes * 60 / sorted(times)[1] - LOOKS * a_look))
+                times.append((time.perf_counter() - begin) * self.parts)
+        return sorted(times)[1]
+
+    def _fitting_parts(self) -> int:
+        """As few parts a step as fit into the memory of the device, found by trying."""
+        rows = len(self.starts)
+        if self.config.accumulate is not None or not self.on_gpu or self.world.size > 1:
+            return min(rows, self.config.accumulate or 1)
+        held = [torch.empty_like(p) for p in self.model.parameters() for _ in range(2)]  # the moments
+
+        def fits(parts: int) -> bool:
+            try:
+                self._try(parts)
+            except torch.OutOfMemoryError:
+                self.update.forget_gradients()
+                torch.cuda.empty_cache()
+                return False
+            return True
+
+        parts = fewest_parts(rows, fits)
+        del held
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return parts
+
+    def _try(self, parts: int) -> None:
+        """A backward pass that leaves no trace, finished when this returns."""
+        random = checkpoint.random_state()
+        starts = torch.arange(len(self.starts)) * self.config.context
+        self._backward(self.batch("train", starts).chunk(parts)[0])
+        float(nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None]))
+        self.update.forget_gradients()
+        checkpoint.set_random_state(random)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """SIGINT and SIGTERM end the loop after the step in hand, with a checkpoint."""
 
         def stop(number: int, frame: FrameType | None) -> None:
-            self.stopped_by = number
+            self.asked = number
 
         try:
             before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -249,3 +419,16 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def fewest_parts(rows: int, fits: Callable[[int], bool]) -> int:
+    """The fewest equal parts of a batch that fit, doubling: 1, 2, 4, ... or what divides the rows next."""
+    parts = 1
+    while not fits(parts):
+        if parts >= rows:
+            raise WorkError(
+                "not even one sequence a part fits into the memory of the device",
+                "Use --checkpointing, a shorter --context or a smaller model.",
+            )
+        parts = next(n for n in range(min(parts * 2, rows), rows + 1) if rows % n == 0)
+    return parts

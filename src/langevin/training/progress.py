@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from langevin.models.cost import peak_flops
 from langevin.training.checkpoint import replace_folder
 
 if TYPE_CHECKING:
     from langevin.training.loop import State, Trainer
+    from langevin.training.track import Tracker
 
 LOG_SECONDS = 1.0
 
@@ -24,7 +27,10 @@ LOG_SECONDS = 1.0
 class Progress:
     """Writes metrics and shows them; losses are fetched from the device about once a second."""
 
-    def __init__(self, folder: Path, quiet: bool = False) -> None:
+    def __init__(
+        self, folder: Path, quiet: bool = False, *, writes: bool = True, trackers: Sequence[Tracker] = ()
+    ) -> None:
+        self.writes, self.trackers = writes, trackers  # of several processes, one writes
         self.file = folder / "metrics.jsonl"
         self.model_folder = folder / "model"
         self.bar = Bar(
@@ -34,7 +40,7 @@ class Progress:
             TextColumn("{task.fields[shown]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
-            disable=quiet,
+            disable=quiet or not writes,
         )
         self.logged_at = 0.0
         self.logged_step = 0
@@ -44,51 +50,88 @@ class Progress:
         self.task = self.bar.add_task("training", total=state.total, completed=state.step, shown="")
         self.bar.start()
         self.logged_at, self.logged_step = time.perf_counter(), state.step
+        self.flops = trainer.model_flops()
+        self.peak = peak_flops(torch.cuda.get_device_name(trainer.device)) if trainer.on_gpu else None
 
     def step(self, state: State, trainer: Trainer) -> None:
-        now = time.perf_counter()
-        if now - self.logged_at < LOG_SECONDS and state.step < state.total:
+        if not self._due(state, trainer):
             return
-        loss = float(torch.stack(state.losses).mean())
+        steps = state.step - self.logged_step
+        loss = trainer.mean_loss(steps)
+        trainer.read_counters()
+        now = time.perf_counter()
         a_step = trainer.config.batch * trainer.config.context
-        rate = (state.step - self.logged_step) * a_step / max(1e-9, now - self.logged_at)
+        rate = steps * a_step / max(1e-9, now - self.logged_at)
         row: dict[str, Any] = {
             "step": state.step,
             "tokens": state.step * a_step,
             "split": "train",
             "loss": loss,
-            "lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "lr": float(trainer.update.optimizers[0].param_groups[0]["lr"]),
             "tokens_per_second": rate,
             "seconds": state.seconds,
         }
+        shown = f"loss {loss:.3f}  valid {self.valid:.3f}  {rate:,.0f} tokens/s"
         if state.bad_steps:
             row["skipped_steps"] = state.bad_steps
-        if trainer.device.type == "cuda":
-            row["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
+        if self.peak is not None:
+            row["utilisation"] = rate * self.flops / self.peak / trainer.world.size
+            shown += f"  {row['utilisation']:.0%} of peak"
+        if trainer.on_gpu:
+            row["peak_memory_bytes"] = torch.cuda.max_memory_reserved(trainer.device)
+            shown += f"  {row['peak_memory_bytes'] / 2**30:.1f} GiB"
         self.write(row)
-        state.losses.clear()
         self.logged_at, self.logged_step = now, state.step
-        shown = f"loss {loss:.3f}  valid {self.valid:.3f}  {rate:,.0f} tokens/s"
-        self.bar.update(self.task, completed=state.step, shown=shown)
+        self.bar.update(self.task, completed=state.step, total=state.total, shown=shown)
 
-    def evaluated(self, state: State, loss: float) -> None:
+    def _due(self, state: State, trainer: Trainer) -> bool:
+        """About once a second, and at the end; several processes agree on it every few steps."""
+        if state.step >= state.total:
+            return True
+        late = time.perf_counter() - self.logged_at >= LOG_SECONDS
+        if trainer.world.size == 1:
+            return late
+        return state.step % 8 == 0 and bool(trainer.world.agree(late))
+
+    def evaluated(self, state: State, trainer: Trainer, loss: float) -> None:
         self.valid = loss
-        row = {"step": state.step, "split": "valid", "loss": loss, "seconds": state.seconds}
-        self.write({**row, "best": state.best_step == state.step})
+        row = {
+            "step": state.step,
+            "tokens": state.step * trainer.config.batch * trainer.config.context,
+            "split": "valid",
+            "loss": loss,
+            "seconds": state.seconds,
+            "best": state.best_step == state.step,
+        }
+        self.write(row)
 
     def best(self, trainer: Trainer) -> None:
-        """Keep the best model where `langevin.load` looks for it; replaced in one move."""
+        """Keep the best model where `langevin.load` looks for it."""
+        self.keep(trainer, self.model_folder)
+
+    def keep(self, trainer: Trainer, target: Path) -> None:
+        """Write the model as it is, in the place of what was there, in one move."""
+        weights = trainer.whole_weights()
+        if not self.writes:
+            return
 
         def fill(folder: Path) -> None:
-            trainer.model.save_pretrained(folder)
+            trainer.model.save_pretrained(folder, state_dict=weights)
             trainer.corpus.tokenizer.save_pretrained(folder)
 
-        replace_folder(self.model_folder, fill)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        replace_folder(target, fill)
 
     def stop(self) -> None:
         self.bar.stop()
+        for tracker in self.trackers:
+            tracker.close()
 
     def write(self, row: dict[str, Any]) -> None:
+        if not self.writes:
+            return
+        for tracker in self.trackers:
+            tracker.write(row)
         with open(self.file, "a") as file:
             file.write(json.dumps(row) + "\n")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from rich.console import Console
@@ -15,43 +16,92 @@ from langevin.data import Corpus, prepare
 from langevin.errors import UsageError
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.config import LangevinConfig
+from langevin.models.cost import flops_of
 from langevin.runs import Run, environment
-from langevin.training import checkpoint
+from langevin.training import checkpoint, parallel
 from langevin.training.config import TrainConfig
 from langevin.training.loop import Trainer
+from langevin.training.parallel import World
 from langevin.training.progress import Progress, cut_metrics
 
+if TYPE_CHECKING:
+    from langevin.training.track import Tracker
+
 # Settings that may change when a run goes on: they do not change what is computed.
-MAY_CHANGE = ("device", "keep", "checkpoint_every")
+MAY_CHANGE = ("device", "keep", "checkpoint_every", "accumulate", "parallel", "graphs", "track")
 
 
 def train(
     config: TrainConfig, out: Path | None = None, *, resume: bool = False, quiet: bool = False
 ) -> tuple[Run, int | None]:
     """Train into a run folder; the run, and the signal that stopped it early (None: it is finished)."""
+    with parallel.joined(pick_device(config.device)) as (world, device):
+        trainer, progress = prepared(config, out, resume=resume, quiet=quiet, world=world, device=device)
+        trainer.run(progress)
+        return Run(trainer.folder, trainer.config), trainer.stopped_by
+
+
+def prepared(
+    config: TrainConfig,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    world: World | None = None,
+    device: str | None = None,
+) -> tuple[Trainer, Progress]:
+    """A run that is ready to train: its folder, data and model, at its last checkpoint if it has one."""
+    world = world or World()
+    device = device or pick_device(config.device)
+    config = resolved(config, device)
     folder = out or default_folder(config)
-    console = Console(stderr=True, quiet=quiet)
-    going_on = _open(folder, config, resume)
-    device = pick_device(config.device)
+    console = Console(stderr=True, quiet=quiet or not world.first)
+    going_on = bool(world.agree(_open(folder, config, resume) if world.first else False))
     model_config(config, vocab_size=2, eos=0)  # what cannot be built should not wait for the data
-    corpus = prepare(config.data, tokenizer=config.tokenizer, progress=not quiet)
+    corpus = prepare(config.data, tokenizer=config.tokenizer, progress=not quiet and world.first)
     torch.manual_seed(config.seed)
-    trainer = Trainer(config, build(config, corpus).to(device), corpus, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    config.write(folder / "config.yaml")
-    about = environment(device, corpus.manifest)
-    (folder / "environment.json").write_text(json.dumps(about, indent=1))
+    trainer = Trainer(config, build(config, corpus).to(device), corpus, folder, world)
+    if world.first:
+        folder.mkdir(parents=True, exist_ok=True)
+        config.write(folder / "config.yaml")
+        about = environment(device, corpus.manifest)
+        (folder / "environment.json").write_text(json.dumps(about, indent=1))
+    else:
+        torch.manual_seed(hash((config.seed, world.rank)))
     if going_on:
-        refused: list[str] = []
-        last = checkpoint.newest(folder / "checkpoints", refused)
-        for problem in refused:
-            console.print(f"refused checkpoint {problem}; the one before it is used", style="yellow")
-        if last is not None:
-            trainer.resume(last)
-        cut_metrics(folder / "metrics.jsonl", trainer.state.step)
-        console.print(f"going on from step {trainer.state.step}")
-    trainer.run(Progress(folder, quiet))
-    return Run(folder, config), trainer.stopped_by
+        _go_on(trainer, console)
+    trackers = _trackers(trainer) if config.track and world.first else ()
+    return trainer, Progress(folder, quiet, writes=world.first, trackers=trackers)
+
+
+def _trackers(trainer: Trainer) -> Sequence[Tracker]:
+    from langevin.training.track import trackers
+
+    names = [name.strip() for name in (trainer.config.track or "").split(",")]
+    return trackers(names, trainer.folder, asdict(trainer.config), trainer.state.step)
+
+
+def _go_on(trainer: Trainer, console: Console) -> None:
+    refused: list[str] = []
+    last = checkpoint.newest(trainer.folder / "checkpoints", refused)
+    for problem in refused:
+        console.print(f"refused checkpoint {problem}; the one before it is used", style="yellow")
+    if last is not None:
+        trainer.resume(last)
+    if trainer.world.first:
+        cut_metrics(trainer.folder / "metrics.jsonl", trainer.state.step)
+    console.print(f"going on from step {trainer.state.step}")
+
+
+def resolved(config: TrainConfig, device: str) -> TrainConfig:
+    """The config with what `auto` means on this device spelled out."""
+    on_gpu = device.startswith("cuda")
+    half: Literal["bf16", "fp32"] = "bf16" if on_gpu and torch.cuda.is_bf16_supported() else "fp32"
+    return replace(
+        config,
+        precision=half if config.precision == "auto" else config.precision,
+        compile=("on" if on_gpu else "off") if config.compile == "auto" else config.compile,
+    )
 
 
 def build(config: TrainConfig, corpus: Corpus) -> LangevinForCausalLM:
@@ -76,6 +126,7 @@ def model_config(config: TrainConfig, vocab_size: int, eos: int) -> LangevinConf
         mixer=config.mixers,
         positions=config.positions,
         mlp=config.mlp,
+        intermediate_size=config.mlp_width,
         norm=config.norm,
         qk_norm=config.qk_norm,
         dropout=config.dropout,
@@ -86,29 +137,33 @@ def model_config(config: TrainConfig, vocab_size: int, eos: int) -> LangevinConf
 
 
 def estimate(config: TrainConfig) -> dict[str, Any]:
-    """Parameters, training FLOPs per token and memory of a run, before it is made.
+    """Parameters, FLOPs, memory and time of a run, before it is made.
 
-    6 FLOPs a parameter and token for the matrix products, and 12 · width · context / 2 a layer for causal
-    attention; memory for weights, gradients and two moments in float32, and activations not counted.
+    Memory is that of weights, gradients and two moments in float32; activations are not in it. The time
+    comes from a few backward passes on this device.
     """
+    device = pick_device(config.device)
+    config = resolved(config, device)
     corpus = prepare(config.data, tokenizer=config.tokenizer, progress=False)
-    with torch.device("meta"):
-        model = build(config, corpus)
+    model = build(config, corpus).to(device)
     parameters = sum(p.numel() for p in model.parameters())
-    embeddings = model.get_input_embeddings().weight.numel()
-    flops = 6 * (parameters - (0 if config.tie else embeddings))
-    flops += 6 * config.layers * config.width * config.context
+    flops = flops_of(model, config.context)
     a_step = config.batch * config.context
-    steps = config.steps or (config.tokens or 10_000_000) // a_step
+    trainer = Trainer(replace(config, compile="off", track=None), model, corpus, Path())
+    steps = None if config.minutes else trainer.budget()
+    seconds = trainer.seconds_a_step()
     return {
         "parameters": parameters,
-        "of which embeddings": embeddings,
-        "training tokens in the data": len(corpus.tokens("train")),
+        "of which embeddings": model.get_input_embeddings().weight.numel(),
+        "training tokens in the data": len(trainer.tokens["train"]),
         "tokens a step": a_step,
-        "steps": None if config.minutes else steps,
-        "FLOPs a token": flops,
-        "FLOPs in all": None if config.minutes else flops * steps * a_step,
+        "steps": steps or round(60 * (config.minutes or 0) / seconds),
+        "FLOPs a token": round(flops),
+        "FLOPs in all": None if steps is None else f"{flops * steps * a_step:.3g}",
         "bytes of weights, gradients and moments": 16 * parameters,
+        "parts a step": trainer.parts,
+        f"seconds a step on this {device}": f"{seconds:.3g}",
+        "minutes in all": f"{config.minutes or (steps or 0) * seconds / 60:.3g}",
     }
 
 

@@ -1,0 +1,59 @@
+"""What a model costs before it runs: FLOPs by its shape, utilisation by what the device could do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from langevin.mixers.mechanism import Mechanism
+from langevin.models.config import LangevinConfig
+
+# Dense bfloat16 FLOP/s that vendors state, by a part of the device's name; the first that fits counts.
+PEAKS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165e12,
+    "L4": 121e12,
+    "A10": 125e12,
+}
+
+
+def flops_per_token(config: LangevinConfig, matrix_parameters: int, context: int) -> float:
+    """Training FLOPs a token, forward and backward.
+
+    6 for each parameter that a token is multiplied with (all matrices, the output head among them, the
+    input embedding not), and for mixing, per layer: 6 · width · context for causal attention, which sees half
+    the context on average; 12 · width · head width for a recurrent mixer; nothing for an attention-free
+    one, whose work is in its matrices.
+    """
+    width = config.hidden_size
+    mixing = 0.0
+    for spec in config.mixers:
+        if not isinstance(spec.mixer, Mechanism):
+            continue
+        if spec.mixer.recurrent:
+            mixing += 12 * width * (width // config.num_attention_heads)
+        else:
+            mixing += (6 if config.causal else 12) * width * context
+    return 6.0 * matrix_parameters + mixing
+
+
+def flops_of(model: Any, context: int) -> float:
+    """Training FLOPs a token of a model of ours: its matrices are all parameters of two dimensions but
+    the tables that are only looked up."""
+    looked_up = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
+    head = model.get_output_embeddings().weight.numel()
+    own = {id(p): p.numel() for p in model.parameters() if p.ndim == 2}
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    matrices = sum(own.values()) - looked_up + (head if tied else 0)
+    return flops_per_token(model.config, matrices, context)
+
+
+def peak_flops(device_name: str) -> float | None:
+    """What the vendor says the device can do; None where we do not know it."""
+    return next((peak for name, peak in PEAKS.items() if name in device_name), None)

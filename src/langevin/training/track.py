@@ -1,0 +1,113 @@
+"""Metrics to TensorBoard and Weights & Biases, beside metrics.jsonl (extra `track`).
+
+A tracker gets the same rows that go into metrics.jsonl. Numbers are named `split/name` and stand at the
+row's step; what is no number stays in the file.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from langevin.errors import UsageError, unknown
+
+_NOT_MEASURED = ("step", "split")
+
+
+class Tracker(Protocol):
+    def write(self, row: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in `tensorboard/` of the run folder: `tensorboard --logdir runs`.
+
+    A run that goes on from a checkpoint takes back what an earlier process wrote after that step.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any], step: int = 0) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise _missing("tensorboard") from error
+        make: Any = SummaryWriter
+        self.writer = make(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+        if not step:
+            text = "\n".join(f"    {name}: {value}" for name, value in config.items())
+            self.writer.add_text("settings", text, 0)
+
+    def write(self, row: dict[str, Any]) -> None:
+        for name, value in _numbers(row).items():
+            self.writer.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandB:
+    """A run of Weights & Biases, named and identified by the run folder, so that a resumed run goes on.
+
+    Project, entity and mode come from wandb's own environment variables (`WANDB_MODE=offline`). The step is
+    a value like any other there: wandb's own counter cannot go back to a checkpoint.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any], step: int = 0) -> None:
+        try:
+            wandb: Any = import_module("wandb")
+        except ImportError as error:
+            raise _missing("wandb") from error
+        file = folder / "wandb-id.txt"
+        if not step or not file.exists():
+            file.write_text(secrets.token_hex(4))
+        self.run: Any = wandb.init(
+            dir=str(folder), name=folder.name, id=file.read_text(), resume="allow", config=config
+        )
+        self.run.define_metric("*", step_metric="step")
+
+    def write(self, row: dict[str, Any]) -> None:
+        self.run.log({**_numbers(row), "step": row["step"]})
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+TRACKERS: dict[str, type[TensorBoard] | type[WandB]] = {"tensorboard": TensorBoard, "wandb": WandB}
+
+
+def trackers(names: Iterable[str], folder: Path, config: dict[str, Any], step: int = 0) -> list[Tracker]:
+    """The named trackers of a run; step is where it goes on from, 0 at its start.
+
+    Unknown names and packages that are not here are refused before anything is opened.
+    """
+    wanted = list(dict.fromkeys(names))
+    for name in wanted:
+        if name not in TRACKERS:
+            raise unknown("tracker", name, TRACKERS)
+    opened: list[Tracker] = []
+    try:
+        opened.extend(TRACKERS[name](folder, config, step) for name in wanted)
+    except BaseException:
+        for tracker in opened:
+            tracker.close()
+        raise
+    return opened
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, float]:
+    """What a row measured, as `split/name`."""
+    split = row.get("split", "run")
+    return {
+        f"{split}/{name}": float(value)
+        for name, value in row.items()
+        if name not in _NOT_MEASURED and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _missing(package: str) -> UsageError:
+    return UsageError(
+        f"tracking needs the package {package}, which is not here", "pip install 'langevin[track]'"
+    )
