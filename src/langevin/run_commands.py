@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
 from langevin.commands import console_for, list_command, quiet_transformers
@@ -105,51 +107,55 @@ def _add_estimate(table: Table, name: str, value: Any, floor: Any = None) -> Non
 
 
 def generate_command(options: Generate) -> int:
-    import torch
-    from transformers import TextStreamer, set_seed
+    from transformers import TextStreamer
 
+    from langevin.generation import Request, Sampling, Text, generate
     from langevin.runs import load
     from langevin.training.start import pick_device
 
     quiet_transformers()
-    if options.temperature < 0 or options.samples < 1 or options.tokens < 1:
-        raise UsageError("temperature must be 0 or more, samples and tokens 1 or more")
+    sampling = Sampling(options.tokens, options.temperature, options.top_k, options.top_p, options.stop)
+    if options.samples < 1 or options.batch < 1:
+        raise UsageError("samples and batch must be 1 or more")
     run = load(options.run_folder)
-    device = pick_device("auto")
-    model, tokenizer = run.model.to(device), run.tokenizer
-    limit = model.config.max_position_embeddings
-    folder = run.path / "samples"
-    folder.mkdir(exist_ok=True)
-    written = []
-    for prompt in options.prompt or ("",):
-        ids = tokenizer(prompt, return_tensors="pt").input_ids if prompt else None
-        if ids is None or ids.shape[1] == 0:
-            ids = torch.tensor([[tokenizer.eos_token_id]])
-        if model.config.positions == "learned" and ids.shape[1] + options.tokens > limit:
-            raise UsageError(
-                f"a prompt of {ids.shape[1]} tokens and {options.tokens} more do not fit {limit} positions",
-                "Shorten the prompt or --tokens.",
-            )
-        for sample in range(options.samples):
-            set_seed(options.seed + sample)
-            if options.samples > 1 or len(options.prompt) > 1:
-                print(f"--- {prompt!r}, sample {sample + 1}")
-            sampling = options.temperature > 0
-            choice = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
-            out = model.generate(
-                ids.to(device),
-                attention_mask=torch.ones_like(ids).to(device),
-                max_new_tokens=options.tokens,
-                do_sample=sampling,
-                streamer=TextStreamer(tokenizer, skip_special_tokens=True),
-                stop_strings=list(options.stop) or None,
-                tokenizer=tokenizer if options.stop else None,
-                **(choice if sampling else {}),
-            )
-            text = tokenizer.decode(out[0], skip_special_tokens=True)
-            written.append({"prompt": prompt, "seed": options.seed + sample, "text": text})
-    with open(folder / "samples.jsonl", "a") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in written)
+    model, tokenizer = run.model.to(pick_device("auto")), run.tokenizer
+    seeds = range(options.seed, options.seed + options.samples)
+    requests = [Request(prompt, seed) for prompt in options.prompt or ("",) for seed in seeds]
+    streams = len(requests) == 1 and not options.json
+    file = run.path / "samples" / "samples.jsonl"
+    file.parent.mkdir(exist_ok=True)
+    status = Status("", console=Console(stderr=True))
+
+    def stepped(texts: range, tokens: int) -> None:
+        which = f"{texts.start + 1} to {texts.stop} of {len(requests)}"
+        status.update(f"texts {which}: {tokens} of {options.tokens} tokens")
+
+    def finished(index: int, text: Text) -> None:
+        with open(file, "a") as appended:
+            appended.write(json.dumps(asdict(text), ensure_ascii=False) + "\n")
+        if not streams and not options.json:
+            status.stop()
+            print(f"--- {text.prompt!r}, seed {text.seed}\n{text.text}", flush=True)
+            status.start()
+
+    streamer = TextStreamer(tokenizer, skip_special_tokens=True) if streams else None
+    try:
+        if not streams:
+            status.start()
+        texts = generate(
+            model,
+            tokenizer,
+            requests,
+            sampling,
+            batch=options.batch,
+            streamer=streamer,
+            finished=finished,
+            stepped=stepped,
+        )
+    finally:
+        status.stop()
+    if options.json:
+        print(json.dumps([asdict(text) for text in texts], indent=2, ensure_ascii=False))
     return 0
 
 
