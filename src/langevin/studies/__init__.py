@@ -1,0 +1,1 @@
+"""Comparing arms on equal terms: plans, runs, statistics, verdicts and reports."""
