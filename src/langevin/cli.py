@@ -17,6 +17,7 @@ import tyro
 
 from langevin import __version__
 from langevin.errors import UsageError, WorkError
+from langevin.studies.metrics import DEFAULT as METRICS
 from langevin.training.config import TrainConfig
 
 
@@ -24,9 +25,9 @@ from langevin.training.config import TrainConfig
 class ListNames:
     """List what langevin knows by name."""
 
-    kind: tyro.conf.Positional[Literal["mixers", "wrappers", "aliases", "objectives", "tasks", "data"]] = (
-        "mixers"
-    )
+    kind: tyro.conf.Positional[
+        Literal["mixers", "wrappers", "aliases", "objectives", "tasks", "data", "recipes"]
+    ] = "mixers"
     """What to list."""
     json: bool = False
     """Print JSON."""
@@ -66,36 +67,56 @@ class Check:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure time and peak memory of mixers, as ratios to plain softmax attention in the same run.
+    """Measure time and peak memory of mixers, as ratios to plain softmax in the same run.
 
-    Example: langevin bench mixers ssmax "heat(t=0.28)" --lengths 1024 4096 --device cuda --compile
+    mixers: the mixing alone, forward and backward, at several lengths. train: whole training steps.
+
+    Examples: langevin bench mixers ssmax "heat(t=0.28)" --lengths 1024 4096 --device cuda --compile ;
+    langevin bench train ssmax sigmoid --layers 4 --width 256 --context 256 --batch 32 --vocab 50257
     """
 
-    what: tyro.conf.Positional[Literal["mixers"]] = "mixers"
+    what: tyro.conf.Positional[Literal["mixers", "train"]] = "mixers"
     """What to measure."""
     specs: tyro.conf.Positional[tuple[str, ...]] = ()
     """Mixer specs; none: every mixer."""
-    lengths: tuple[int, ...] = (256, 1024, 2048)
-    """Sequence lengths."""
     width: int = 256
     heads: int = 4
-    tokens: int = 2048
-    """Tokens per batch: the batch is tokens // length, at least 1."""
-    bidirectional: bool = False
-    """Measure without causality."""
-    device: str = "cpu"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    compile: bool = False
-    """Measure under torch.compile."""
     repeats: int = 10
     """Timed runs of each; the median and the interquartile range are reported."""
+    device: str = "cpu"
     json: Path | None = None
     """Also write every number to this file."""
 
-    def run(self) -> int:
-        from langevin.commands import bench_command
+    lengths: tuple[int, ...] = (256, 1024, 2048)
+    """mixers: sequence lengths."""
+    tokens: int = 2048
+    """mixers: tokens per batch: the batch is tokens // length, at least 1."""
+    bidirectional: bool = False
+    """mixers: measure without causality."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """mixers: the type of inputs and weights."""
+    compile: bool = False
+    """mixers: measure under torch.compile (train does it on a GPU)."""
 
-        return bench_command(self)
+    layers: int = 4
+    """train: layers of the model."""
+    context: int = 256
+    """train: tokens a sequence."""
+    batch: int = 32
+    """train: sequences a step."""
+    vocab: int = 256
+    """train: size of the vocabulary."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """train: the optimiser."""
+    positions: Literal["none", "learned", "sinusoidal", "rope", "alibi"] = "rope"
+    """train: the positions."""
+    checkpointing: bool = False
+    """train: compute activations again in the backward pass."""
+
+    def run(self) -> int:
+        from langevin.commands import bench_command, bench_training_command
+
+        return bench_command(self) if self.what == "mixers" else bench_training_command(self)
 
 
 @dataclass(frozen=True)
@@ -184,9 +205,11 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Generate:
-    """Write text with a run's best model, as it comes.
+    """Write texts with a run's best model, as they come.
 
-    Example: langevin generate runs/x --prompt "Once upon a time" --temperature 0.8
+    A prompt and a seed give the same text in any batch.
+
+    Example: langevin generate runs/x --prompt "Once upon a time" "The dog" --samples 3
     """
 
     run_folder: tyro.conf.Positional[Path]
@@ -206,6 +229,11 @@ class Generate:
     stop: tuple[str, ...] = ()
     """Strings that end a text."""
     seed: int = 0
+    """Of the first sample; each further one takes the next number."""
+    batch: int = 16
+    """Texts written at the same time."""
+    json: bool = False
+    """Print JSON when all are done."""
 
     def run(self) -> int:
         from langevin.run_commands import generate_command
@@ -234,6 +262,105 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Compare:
+    """Train several mixers on equal terms and say which is better, and how sure that is.
+
+    Every arm sees the same tokens in the same order with the same schedule, once for each seed; runs are
+    paired by seed. Started again on the same folder, it goes on where it stopped.
+
+    Example: langevin compare softmax ssmax "warm=heat(t=0.28)" --data stories --tokens 300000 --seeds 0-5
+    """
+
+    arms: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Mixer specs, the first being what the others are compared with; name=spec gives one a name."""
+    settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
+    out: Path | None = None
+    """The folder of the comparison; default: runs/compare-DATA."""
+    seeds: str = "0-5"
+    """0-5 or 0,3,5. With fewer than six no verdict is given."""
+    tune: Literal["lr"] | None = None
+    """lr: try the same number of learning rates for every arm, and take the best on validation."""
+    trials: int = 5
+    """Learning rates tried for each arm: --lr times powers of two."""
+    equalise: bool = False
+    """Match the parameters of the first arm by the width of the MLPs."""
+    metrics: tuple[str, ...] = METRICS
+    """What to report."""
+    primary: str = "nll"
+    """The metric that the verdict is about."""
+    test_tokens: int = 65_536
+    """Test tokens that each run is scored on."""
+    workers: int | None = None
+    """Runs at a time; default: one a core, or one on a GPU. 0: in this process."""
+    on: Literal["local", "ray"] = "local"
+    """ray: send the runs to a Ray cluster (extra `ray`), which must see the same folder."""
+    title: str = ""
+    quiet: bool = False
+    """Show no progress."""
+
+    def run(self) -> int:
+        from langevin.study_commands import compare_command
+
+        return compare_command(self)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write the report of any run folders: train's, or a comparison's.
+
+    Runs that differ in their seed alone are one arm; the others are compared with the first folder's.
+
+    Example: langevin report runs/softmax-0 runs/softmax-1 runs/heat-0 runs/heat-1 --out report
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Run folders, folders of seeds, or one folder made by compare."""
+    out: Path | None = None
+    """Where to write; default: report, or the folder of the comparison itself."""
+    metrics: tuple[str, ...] = METRICS
+    """What to report."""
+    primary: str = "nll"
+    """The metric that the verdict is about."""
+    title: str = ""
+
+    def run(self) -> int:
+        from langevin.study_commands import report_command
+
+        return report_command(self)
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Try a published claim again, and say whether it held.
+
+    langevin list recipes shows what each recipe re-tests and what it costs. Started again on the same folder, it
+    goes on where it stopped.
+
+    Example: langevin reproduce ssmax-text8 --scale smoke
+    """
+
+    name: tyro.conf.Positional[str]
+    """A recipe."""
+    scale: Literal["smoke", "small", "full"] = "smoke"
+    """smoke: does it run, on any machine; small: an answer from one GPU; full: the published size."""
+    seeds: str | None = None
+    """0-5 or 0,3,5; default: the recipe's. With fewer than six no claim is judged."""
+    out: Path | None = None
+    """The folder; default: runs/NAME-SCALE."""
+    workers: int | None = None
+    """Runs at a time; default: one a core, or one on a GPU. 0: in this process."""
+    on: Literal["local", "ray"] = "local"
+    """ray: send the runs to a Ray cluster (extra `ray`), which must see the same folder."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def run(self) -> int:
+        from langevin.study_commands import reproduce_command
+
+        return reproduce_command(self)
+
+
+@dataclass(frozen=True)
 class Doctor:
     """Say what this machine has and whether langevin works on it."""
 
@@ -253,6 +380,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "evaluate": Evaluate,
     "generate": Generate,
     "plot": Plot,
+    "compare": Compare,
+    "report": Report,
+    "reproduce": Reproduce,
     "doctor": Doctor,
 }
 

@@ -37,6 +37,10 @@ def list_command(kind: str, as_json: bool) -> int:
         rows = [{"name": name, "about": about} for name, about in known.items()]
     elif kind == "data":
         rows = [asdict(row) for row in data.names()]
+    elif kind == "recipes":
+        from langevin.studies import recipe
+
+        rows = [dict(row) for row in recipe.described()]
     elif kind == "aliases":
         rows = [
             {"name": alias, "means": str(mixers.Spec(make(MIXERS[name], values)))}
@@ -135,8 +139,7 @@ def bench_command(options: Bench) -> int:
         compile=options.compile,
         repeats=options.repeats,
     )
-    if options.json is not None and not options.json.parent.is_dir():
-        raise UsageError(f"no such folder: {options.json.parent}", "Make it first.")
+    _check_folder(options.json)
     specs = list(options.specs) or [v for n in mixers.names() for v in BENCHED.get(n, [n])]
     console = console_for(stderr=True)
     with console.status("measuring") as status:
@@ -156,6 +159,57 @@ def bench_command(options: Bench) -> int:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
         console.print(f"wrote {options.json}")
     return 0
+
+
+def bench_training_command(options: Bench) -> int:
+    from langevin import mixers
+    from langevin.bench_training import bench_training
+    from langevin.training.config import TrainConfig
+
+    _check_folder(options.json)
+    config = TrainConfig(
+        layers=options.layers,
+        width=options.width,
+        heads=options.heads,
+        context=options.context,
+        batch=options.batch,
+        optimizer=options.optimizer,
+        positions=options.positions,
+        checkpointing=options.checkpointing,
+        device=options.device,
+    )
+    specs = list(options.specs) or mixers.names()
+    with console_for(stderr=True).status("measuring") as status:
+        result = bench_training(
+            specs, config, vocab=options.vocab, rounds=options.repeats, progress=status.update
+        )
+    table = Table(title="training steps", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("mixer", no_wrap=True)
+    for name in ("parameters", "tokens/s", "± IQR", "× softmax", "loop / bare", "TFLOP/s", "of matmul"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in result["rows"]:
+        table.add_row(
+            row["mixer"],
+            f"{row['parameters']:,}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['spread']:,.0f}",
+            f"{row['ratio']:.3f}",
+            f"{row['host_ratio']:.3f}",
+            f"{row['flops'] / 1e12:.3g}",
+            f"{row['of_matmul']:.1%}",
+        )
+    console_for().print(table)
+    about = f"{result['machine']['device']}, torch {result['machine']['torch']}; a large matrix product: "
+    about += f"{result['matmul FLOP/s'] / 1e12:.3g} TFLOP/s; medians of {options.repeats} rounds in turn"
+    console_for().print(about, style="dim")
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def _check_folder(file: Path | None) -> None:
+    if file is not None and not file.parent.is_dir():
+        raise UsageError(f"no such folder: {file.parent}", "Make it first.")
 
 
 def _print_bench(part: str, about: str, rows: list[dict[str, Any]]) -> None:

@@ -24,48 +24,86 @@ def evaluate(
     device: str = "cpu",
     batch: int = 16,
     resamples: int = 1000,
+    limit: int | None = None,
+    attention: bool = True,
 ) -> dict[str, Any]:
-    """Likelihood, calibration, attention and learned scalars of a run's best model; kept in its folder.
+    """Likelihood, calibration, attention and learned scalars of a run's best model; kept in its folder."""
+    result = evaluate_model(
+        run,
+        run.model,
+        split,
+        stride=stride,
+        device=device,
+        batch=batch,
+        resamples=resamples,
+        limit=limit,
+        attention=attention,
+    )
+    (run.path / f"evaluation-{split}.json").write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def evaluate_model(
+    run: Run,
+    model: Any,
+    split: str = "test",
+    *,
+    stride: int | None = None,
+    device: str = "cpu",
+    batch: int = 16,
+    resamples: int = 1000,
+    limit: int | None = None,
+    attention: bool = True,
+) -> dict[str, Any]:
+    """The same of any model of a run.
 
     Each token is scored once, in windows of the training context that start `stride` tokens apart (default:
-    half the context). Intervals come from resampling windows.
+    half the context). Intervals come from resampling windows, and noise floors from as many simulations.
+    limit: look at the first so many tokens of each split only; attention: whether to measure the weights.
     """
     if split not in ("valid", "test"):
         raise UsageError(f"split={split!r} must be 'valid' or 'test'", "Training data are for training.")
     corpus = prepare(run.config.data, tokenizer=run.config.tokenizer, progress=False)
     _same_data(run, corpus)
-    model = run.model.to(device)
+    model = model.to(device)
     context = run.config.context
     stride = stride or max(1, context // 2)
 
     def windows(name: str) -> Strided:
-        tokens = torch.from_numpy(corpus.tokens(name).astype("int64"))
+        tokens = torch.from_numpy(corpus.tokens(name)[:limit].astype("int64"))
         return Strided(tokens, context, stride, batch)
 
     fit = calibration.fit_temperature(model, windows("valid"), device=device)
     plain, scaled = likelihood.score_at(model, windows(split), (1.0, fit.value), device=device)
-    first = corpus.tokenizer.decode(corpus.tokens(split)[:1].tolist())
-    size = corpus.manifest["splits"][split]
-    result = {
+    characters, utf8_bytes = _scored_text(corpus, split, limit)
+    return {
         "split": split,
         "tokens": len(plain),
         "true_nats_per_token": corpus.true_nats_per_token(split),
         "context": context,
         "stride": stride,
         "likelihood": likelihood.summary(
-            plain,
-            characters=size["characters"] - len(first),
-            utf8_bytes=size["bytes"] - len(first.encode()),
-            resamples=resamples,
+            plain, characters=characters, utf8_bytes=utf8_bytes, resamples=resamples
         ).as_dict(),
-        "calibration": calibration.measure(plain, resamples=resamples).as_dict(),
+        "calibration": calibration.measure(plain, resamples=resamples, simulations=resamples).as_dict(),
         "temperature": {"fitted on validation": fit.value, "inside the range searched": fit.inside},
-        "calibration at that temperature": calibration.measure(scaled, resamples=resamples).as_dict(),
-        "attention": _attention(model, windows(split)),
+        "calibration at that temperature": calibration.measure(
+            scaled, resamples=resamples, simulations=resamples
+        ).as_dict(),
+        "attention": _attention(model, windows(split)) if attention else [],
         "learned": [row.as_dict() for row in learned_scalars(model)],
     }
-    (run.path / f"evaluation-{split}.json").write_text(json.dumps(result, indent=1) + "\n")
-    return result
+
+
+def _scored_text(corpus: Corpus, split: str, limit: int | None) -> tuple[int, int]:
+    """Characters and bytes of the text that is predicted: all but the first token, the ends not counted."""
+    tokens = corpus.tokens(split)
+    first = corpus.tokenizer.decode(tokens[:1].tolist(), skip_special_tokens=True)
+    if limit is None or limit >= len(tokens):
+        size = corpus.manifest["splits"][split]
+        return size["characters"] - len(first), size["bytes"] - len(first.encode())
+    text = corpus.tokenizer.decode(tokens[:limit].tolist(), skip_special_tokens=True)
+    return len(text) - len(first), len(text.encode()) - len(first.encode())
 
 
 def _same_data(run: Run, corpus: Corpus) -> None:

@@ -1,0 +1,113 @@
+"""What a model costs to train, to keep and to decode with.
+
+Decoding is measured through the model's own cached forward, one sequence at a time, as `generate` calls it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from langevin.models.cost import flops_of
+
+WARMUP = 3
+STEPS = 15  # timed tokens
+
+
+@dataclass(frozen=True)
+class Cost:
+    parameters: int
+    flops_per_token: float  # training, forward and backward
+    state_bytes: int | None  # what the cache holds after a context of tokens
+    decode_ms_per_token: float | None  # median, at the end of a context
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure(model: Any, context: int) -> Cost:
+    """Parameters, FLOPs, decoding state and decoding time of a langevin model."""
+    cached = context >= 2
+    return Cost(
+        parameters=parameter_count(model),
+        flops_per_token=flops_of(model, context),
+        state_bytes=state_bytes(model, context) if cached else None,
+        decode_ms_per_token=decode_ms(model, context) if cached else None,
+    )
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Each parameter once, shared ones too."""
+    return sum(p.numel() for p in model.parameters())
+
+
+@torch.no_grad()
+def state_bytes(model: Any, context: int) -> int:
+    """Bytes of the cache after reading `context` tokens of one sequence."""
+    tokens = torch.zeros((1, context), dtype=torch.long, device=model.device)
+    cache = model(tokens, use_cache=True).past_key_values
+    held: dict[int, int] = {}
+    for tensor in _tensors(cache, set()):
+        place = tensor.untyped_storage().data_ptr()
+        held[place] = max(held.get(place, 0), tensor.numel() * tensor.element_size())
+    return sum(held.values())
+
+
+@torch.no_grad()
+def decode_ms(model: Any, context: int, steps: int = STEPS) -> float:
+    """Median milliseconds to read one more token, the last ones of a context, in a batch of one."""
+    steps = min(steps, context - 1)
+    warmup = min(WARMUP, context - 1 - steps)
+    tokens = torch.zeros((1, context), dtype=torch.long, device=model.device)
+    cache = model(tokens[:, : context - steps - warmup], use_cache=True).past_key_values
+    times = []
+    for _ in range(warmup + steps):
+        _wait(model.device)
+        begin = time.perf_counter()
+        cache = model(tokens[:, :1], past_key_values=cache, use_cache=True).past_key_values
+        _wait(model.device)
+        times.append(time.perf_counter() - begin)
+    return 1000 * statistics.median(times[warmup:])
+
+
+def peak_memory(device: torch.device | str) -> int | None:
+    """The most bytes that tensors took since `reset_peak_memory`; known on CUDA only."""
+    if torch.device(device).type != "cuda":
+        return None
+    return int(torch.cuda.max_memory_allocated(device))
+
+
+def reset_peak_memory(device: torch.device | str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Every tensor that an object holds, at any depth."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        yield thing
+        return
+    if isinstance(thing, dict):
+        parts = list(thing.values())
+    elif isinstance(thing, list | tuple):
+        parts = list(thing)
+    else:
+        parts = list(vars(thing).values()) if hasattr(thing, "__dict__") else []
+        if isinstance(thing, type | torch.device | torch.dtype):
+            parts = []
+    for part in parts:
+        yield from _tensors(part, seen)

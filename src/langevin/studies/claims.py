@@ -1,0 +1,263 @@
+"""Published claims beside what was found: for each one, our numbers, whether it held, and a sentence.
+
+A claim held ("yes") or did not ("no") only where the paired test of a comparison says so; where that found no
+difference, or there were too few seeds to judge, the answer is "cannot tell", with what was observed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from langevin.studies.recipe import Best, Claim, Difference, NoWorse, Part, Speed, Trend
+from langevin.studies.statistics import ERROR_RATE, LEAST_PAIRS, Paired, by_seed, interval, paired
+from langevin.studies.wording import listed, number, p_value, signed
+
+Results = dict[str, Any]
+Row = dict[str, Any]
+ANSWERS = {"yes": "held", "no": "did not hold", "cannot tell": "cannot be judged"}
+PLACES = {"best": "at the best checkpoint", "matched": "at the matched validation loss"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    ours: str
+    held: str
+    because: str
+
+
+def published(claims: tuple[Claim, ...], part: Part, results: Results) -> list[Row]:
+    """The rows of a comparison's `published`: every claim that one comparison can answer."""
+    rows = []
+    for claim in claims:
+        if isinstance(claim.test, Difference):
+            found = _difference(claim.test, part.filled(claim.test.arm), results)
+        elif isinstance(claim.test, NoWorse):
+            found = _no_worse(claim.test, part.filled(claim.test.arm), results)
+        elif isinstance(claim.test, Best):
+            found = _best(claim.test, results)
+        else:
+            continue
+        rows.append(_row(claim, part, found))
+    return rows
+
+
+def published_trends(claims: tuple[Claim, ...], parts: list[tuple[Part, Results]]) -> list[Row]:
+    """The claims about how the parts differ: needs two of them."""
+    return [
+        _row(claim, Part(), _trend(claim.test, parts))
+        for claim in claims
+        if isinstance(claim.test, Trend) and len(parts) > 1
+    ]
+
+
+def published_speeds(claims: tuple[Claim, ...], speeds: Results) -> list[Row]:
+    return [
+        _row(claim, Part(), _speed(claim.test, speeds)) for claim in claims if isinstance(claim.test, Speed)
+    ]
+
+
+def _row(claim: Claim, part: Part, found: Finding) -> Row:
+    text = part.filled(claim.claim) if part.values else claim.claim
+    where = f"{part.name}: " if part.name else ""
+    return {
+        "part": part.name,
+        "claim": text,
+        "published": part.filled(claim.published) if part.values else claim.published,
+        "ours": found.ours,
+        "held": found.held,
+        "sentence": f"{where}“{text.rstrip('.')}” {ANSWERS[found.held]}: {found.because}.",
+    }
+
+
+def _difference(test: Difference, arm: str, results: Results) -> Finding:
+    row = _comparison(results, arm, test.metric, test.at)
+    if row is None or row["difference"] is None:
+        return _unmeasured(test.metric, test.at, results)
+    metric = _metric(results, test.metric)
+    ours, observed = _numbers(row, results)
+    if row["verdict"] == "too few seeds":
+        return Finding(ours, "cannot tell", _few(row["pairs"], observed, _points(row, test.expect)))
+    tested = f"{p_value(row['p'])}, {row['pairs']} pairs"
+    if row["verdict"] == "no difference found":
+        return Finding(ours, "cannot tell", f"no difference in {metric['label']} was found ({tested})")
+    held = (row["difference"] < 0) == (test.expect == "lower")
+    corrected = "" if row["p_adjusted"] <= ERROR_RATE else "; this does not survive Holm's correction"
+    return Finding(ours, "yes" if held else "no", f"{observed} ({tested}{corrected})")
+
+
+def _no_worse(test: NoWorse, arm: str, results: Results) -> Finding:
+    row = _comparison(results, arm, test.metric, test.at)
+    if row is None or row["difference"] is None:
+        return _unmeasured(test.metric, test.at, results)
+    ours, observed = _numbers(row, results)
+    sign = 1 if _metric(results, test.metric)["better"] == "lower" else -1
+    limit = test.by * abs(_means(row, results)[1])
+    if row["pairs"] < LEAST_PAIRS or row["low"] is None:
+        worse = sign * row["difference"] > limit
+        return Finding(ours, "cannot tell", _few(row["pairs"], observed, "against" if worse else "for"))
+    low, high = sorted((sign * row["low"], sign * row["high"]))
+    about = f"{observed}; the 95 % interval"
+    if high <= limit:
+        return Finding(ours, "yes", f"{about} stays within {test.by:.0%}")
+    if low > limit:
+        return Finding(ours, "no", f"{about} lies beyond {test.by:.0%}")
+    return Finding(ours, "cannot tell", f"{about} reaches over the limit of {test.by:.0%}")
+
+
+def _best(test: Best, results: Results) -> Finding:
+    """The first arm against every other: one that is better refutes, only worse ones confirm."""
+    rows = [r for r in results["comparisons"] if r["metric"] == test.metric and r["at"] == test.at]
+    rows = [row for row in rows if row["difference"] is not None]
+    if not rows:
+        return _unmeasured(test.metric, test.at, results)
+    metric, first = _metric(results, test.metric), rows[0]["against"]
+    means = _arm_means(results, test.metric, test.at)
+    order = sorted(means, key=lambda name: means[name], reverse=metric["better"] == "higher")
+    place = order.index(first) + 1
+    ours = (
+        f"{order[0]} {means[order[0]]:.4g}; {first} {means[first]:.4g}, {_ordinal(place)} of {len(order)}"
+    )
+    better = [row["arm"] for row in rows if row["verdict"] == "better"]
+    told = f"{order[0]} has the best mean {metric['label']}, {first} is {_ordinal(place)} of {len(order)}"
+    if better:
+        return Finding(ours, "no", f"{listed(better)} did better by the paired test; {told}")
+    pairs = min(row["pairs"] for row in rows)
+    if pairs < LEAST_PAIRS:
+        return Finding(ours, "cannot tell", _few(pairs, told, "for" if place == 1 else "against"))
+    if all(row["verdict"] == "worse" for row in rows):
+        return Finding(ours, "yes", f"it did better than each of the {len(rows)} others by the paired test")
+    alike = [row["arm"] for row in rows if row["verdict"] == "no difference found"]
+    return Finding(ours, "cannot tell", f"no difference to {listed(alike)} was found; {told}")
+
+
+def _trend(test: Trend, parts: list[tuple[Part, Results]]) -> Finding:
+    """Relative differences by seed, in the last part against the first."""
+    shares = []
+    for part, results in parts:
+        arms = {arm["name"]: arm for arm in results["arms"]}
+        ours = by_seed(arms[part.filled(test.arm)], test.metric, test.at)
+        base = by_seed(results["arms"][0], test.metric, test.at)
+        shares.append(
+            {seed: ours[seed] / base[seed] - 1 for seed in ours.keys() & base.keys() if base[seed]}
+        )
+    means = [interval(share.values()).mean for share in shares]
+    ours_text = ", ".join(
+        f"{part.name}: {'not measured' if mean is None else _percent(mean)}"
+        for (part, _), mean in zip(parts, means, strict=True)
+    )
+    pair = paired(shares[-1], shares[0])
+    if pair.difference is None:
+        return _unmeasured(test.metric, test.at, parts[0][1])
+    label = _metric(parts[0][1], test.metric)["label"]
+    told = f"against {parts[0][1]['arms'][0]['name']}, the {label} was {ours_text}"
+    for_it = (pair.difference < 0) == (test.expect == "lower")
+    if pair.pairs < LEAST_PAIRS:
+        return Finding(ours_text, "cannot tell", _few(pair.pairs, told, "for" if for_it else "against"))
+    tested = f"{_p(pair)}, {pair.pairs} pairs"
+    if not _apart(pair):
+        return Finding(ours_text, "cannot tell", f"{told}; no change over the parts was found ({tested})")
+    return Finding(ours_text, "yes" if for_it else "no", f"{told} ({tested})")
+
+
+def _speed(test: Speed, speeds: Results) -> Finding:
+    """The ratio of times at the longest length; what lies within the spread of the runs stays open."""
+    rows = _speed_rows(test, speeds)
+    row, base = (next(r for r in rows if r["mixer"] == name) for name in (test.arm, "softmax"))
+    if test.measure == "training":
+        ratio, noise = 1 / row["ratio"], max(r["spread"] / r["tokens_per_second"] for r in (row, base))
+        what = "a training step"
+    else:
+        ratio = row["forward_ratio"]
+        noise = max(r["forward_spread_ms"] / r["forward_ms"] for r in (row, base))
+        what = f"the {test.measure}, forward at {row['length']:,} tokens,"
+    ours = f"{ratio:.2f} times softmax ± {noise:.0%}"
+    told = f"{what} takes {ratio:.2f} times as long as softmax's, with a spread of {noise:.0%} between runs"
+    if test.expect == "same":
+        apart = abs(ratio - 1)
+        held = "yes" if apart + noise <= test.margin else "no" if apart - noise > test.margin else None
+        told += f"; the same means within {test.margin:.0%}"
+    else:
+        faster = ratio < 1
+        held = None if abs(ratio - 1) <= noise else "yes" if faster == (test.expect == "faster") else "no"
+    return Finding(ours, held or "cannot tell", told)
+
+
+def _speed_rows(test: Speed, speeds: Results) -> list[Row]:
+    if test.measure == "training":
+        return list(speeds["training"]["rows"])
+    rows = [row for row in speeds["mixers"]["rows"] if row["part"] == test.measure]
+    longest = max(row["length"] for row in rows)
+    return [row for row in rows if row["length"] == longest]
+
+
+def _few(pairs: int, observed: str, points: str) -> str:
+    seeds = "1 pair of seeds is" if pairs == 1 else f"{pairs} pairs of seeds are"
+    return f"{seeds} too few, it takes {LEAST_PAIRS}; observed, {points} the claim: {observed}"
+
+
+def _points(row: Row, expect: str) -> str:
+    return "for" if (row["difference"] < 0) == (expect == "lower") and row["difference"] else "against"
+
+
+def _unmeasured(metric: str, at: str, results: Results) -> Finding:
+    label = _metric(results, metric)["label"]
+    return Finding("not measured", "cannot tell", f"there is no {label} {PLACES[at]} to judge by")
+
+
+def _numbers(row: Row, results: Results) -> tuple[str, str]:
+    """Our numbers for the table, and the same in words."""
+    ours, base = _means(row, results)
+    width = abs(row["difference"]) if row["low"] is None else row["high"] - row["low"]
+    width = min(width, abs(base)) or abs(base)
+    shown, against = number(ours, width / 2), number(base, width / 2)
+    share = f" ({_percent(row['difference'] / abs(base))})" if base else ""
+    text = f"{shown} against {against}{share}"
+    if row["low"] is not None:
+        low, high = (signed(row[key], width) for key in ("low", "high"))
+        text += f"; difference {signed(row['difference'], width)}, 95 % interval {low} to {high}"
+    metric = _metric(results, row["metric"])
+    words = f"{metric['label']} of {row['arm']} {PLACES[row['at']]} {shown} against {against}{share}"
+    return f"{text}; {row['pairs']} {'pair' if row['pairs'] == 1 else 'pairs'}", words
+
+
+def _means(row: Row, results: Results) -> tuple[float, float]:
+    """Of both arms, over the seeds that both have."""
+    arms = {arm["name"]: by_seed(arm, row["metric"], row["at"]) for arm in results["arms"]}
+    ours, base = arms[row["arm"]], arms[row["against"]]
+    seeds = ours.keys() & base.keys()
+    return sum(ours[s] for s in seeds) / len(seeds), sum(base[s] for s in seeds) / len(seeds)
+
+
+def _arm_means(results: Results, metric: str, at: str) -> dict[str, float]:
+    found = {arm["name"]: interval(by_seed(arm, metric, at).values()).mean for arm in results["arms"]}
+    return {name: mean for name, mean in found.items() if mean is not None}
+
+
+def _comparison(results: Results, arm: str, metric: str, at: str) -> Row | None:
+    rows = results["comparisons"]
+    return next((r for r in rows if (r["arm"], r["metric"], r["at"]) == (arm, metric, at)), None)
+
+
+def _metric(results: Results, name: str) -> Row:
+    return next(metric for metric in results["metrics"] if metric["name"] == name)
+
+
+def _apart(pair: Paired) -> bool:
+    if pair.p is None or pair.low is None or pair.high is None:
+        return False
+    return pair.p <= ERROR_RATE and not pair.low <= 0 <= pair.high
+
+
+def _p(pair: Paired) -> str:
+    return "no p" if pair.p is None else p_value(pair.p)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %".replace("-", "−")
+
+
+def _ordinal(place: int) -> str:
+    return (
+        f"{place}{'th' if 10 <= place % 100 <= 20 else {1: 'st', 2: 'nd', 3: 'rd'}.get(place % 10, 'th')}"
+    )

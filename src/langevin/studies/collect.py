@@ -1,0 +1,217 @@
+"""From run folders to results: what every run found, and what follows from all of them together.
+
+Nothing here trains or measures. The same folders give the same results, whoever made them and in whatever
+order; times stand only under `seconds`, `tokens_per_second`, `decode_ms_per_token` and
+`peak_memory_bytes`.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langevin.errors import UsageError
+from langevin.studies.controls import not_controlled
+from langevin.studies.metrics import described
+from langevin.studies.plan import Arm, Plan
+from langevin.studies.statistics import compare_arms, summarise
+from langevin.studies.verdict import verdict
+from langevin.studies.work import crossing
+
+if TYPE_CHECKING:
+    from langevin.studies.terms import Size
+
+TIMES = ("seconds", "tokens_per_second", "decode_ms_per_token", "peak_memory_bytes")
+ENVIRONMENT = ("langevin", "python", "torch", "transformers", "system", "device", "threads", "commit")
+
+
+def run_folder(folder: Path, arm: Arm, seed: int) -> Path:
+    return folder / arm.slug / f"seed-{seed}"
+
+
+def trial_folder(folder: Path, arm: Arm, rate: float) -> Path:
+    return folder / arm.slug / "tune" / f"lr-{rate:g}"
+
+
+def tuned(plan: Plan, folder: Path) -> tuple[Plan, dict[str, list[dict[str, Any]]]]:
+    """The plan with each arm's best learning rate by validation loss, and all trials by arm.
+
+    An arm without a finished trial keeps the shared rate.
+    """
+    arms, trials = [], {}
+    for arm in plan.arms:
+        rows: list[dict[str, Any]] = []
+        for rate in plan.learning_rates():
+            record = read_json(trial_folder(folder, arm, rate) / "done.json")
+            rows.append({"lr": rate, "valid_loss": record["best"]["valid_loss"] if record else None})
+        trials[arm.name] = rows
+        found = [row for row in rows if row["valid_loss"] is not None]
+        if found:
+            best = min(found, key=lambda row: row["valid_loss"])
+            arm = replace(arm, changes={**arm.changes, "lr": best["lr"]})
+        arms.append(arm)
+    return replace(plan, arms=tuple(arms)), trials
+
+
+def collect(plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Size]) -> dict[str, Any]:
+    """The results of a comparison, finished or not; a run that is not there counts as failed."""
+    trials: dict[str, Any] = {}
+    if plan.tune:
+        plan, trials = tuned(plan, folder)
+    arms = []
+    for arm in plan.arms:
+        runs = [_record(run_folder(folder, arm, seed), seed, folder) for seed in plan.seeds]
+        models = [run.pop("model", None) for run in runs]
+        state = next((model["state_bytes"] for model in models if model), None)
+        arms.append(
+            {
+                "name": arm.name,
+                "spec": arm.spec,
+                "changes": arm.changes,
+                "parameters": sizes[arm.name].parameters,
+                "flops_per_token": sizes[arm.name].flops_per_token,
+                "state_bytes": state,
+                "runs": runs,
+                **({"tuning": trials[arm.name]} if trials else {}),
+            }
+        )
+    first = next(
+        (folder / run["path"] for arm in arms for run in arm["runs"] if run["status"] == "done"), None
+    )
+    results = {
+        "kind": "comparison",
+        "title": plan.title or f"{len(plan.arms)} mixers on {Path(plan.settings.data).name}",
+        "primary": plan.primary,
+        "metrics": described(plan.metrics),
+        "seeds": list(plan.seeds),
+        "settings": plan.shared_settings(),
+        "commands": about["commands"],
+        "environment": {**_environment(first, plan.threads), "workers": about["workers"]},
+        "data": about["data"],
+        "arms": arms,
+    }
+    results = complete(results)
+    results["not_controlled"] += _at_the_edge(trials)
+    return results
+
+
+def complete(results: dict[str, Any]) -> dict[str, Any]:
+    """Add what follows from the runs: matched loss, summaries, comparisons, the verdict."""
+    names = [metric["name"] for metric in results["metrics"]]
+    loss = matched_loss(results["arms"])
+    for arm in results["arms"]:
+        for run in arm["runs"]:
+            if run["status"] == "done" and loss is not None:
+                run["matched"] = _matched(run, loss, names)
+            run.pop("at_matched_loss", None)
+        arm["summary"] = summarise(arm, names)
+    results["matched_loss"] = loss
+    results["comparisons"] = compare_arms(results)
+    results["verdict"] = verdict(results)
+    results["not_controlled"] = not_controlled(results)
+    results.setdefault("published", [])
+    return results
+
+
+def matched_loss(arms: list[dict[str, Any]]) -> float | None:
+    """The lowest validation loss that every finished run reached: the largest of their best ones."""
+    best = [run["best"]["valid_loss"] for arm in arms for run in arm["runs"] if run["status"] == "done"]
+    return max(best) if len(arms) > 1 and best else None
+
+
+def tokens_to(curve: list[dict[str, Any]], loss: float) -> float | None:
+    """Training tokens until the validation loss first was `loss`, linear between evaluations."""
+    curve = [row for row in curve if row["split"] == "valid"]
+    place = crossing(curve, loss)
+    if place is None:
+        return None
+    index, share = place
+    before = curve[index - 1]["tokens"] if index else curve[0]["tokens"]
+    return float(before + share * (curve[index]["tokens"] - before))
+
+
+def data_facts(manifest: dict[str, Any], name: str) -> dict[str, Any]:
+    """What results say about the data, hashes with it."""
+    kept = ("tokens", "characters", "documents", "text_sha256")
+    entropy = manifest.get("true_entropy")
+    return {
+        "name": name,
+        "tokenizer": manifest["tokenizer"]["name"],
+        "tokenizer_sha256": manifest["tokenizer_sha256"],
+        "vocab_size": manifest["tokenizer"]["vocab_size"],
+        "true_nats_per_token": None if entropy is None else entropy["test"]["nats_per_token"],
+        "splits": {s: {k: facts[k] for k in kept} for s, facts in manifest["splits"].items()},
+    }
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A record, or None where there is none."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "Delete it, and start again.") from error
+
+
+def failed_run(seed: int, path: str, error: str) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "path": path,
+        "status": "failed",
+        "error": error,
+        "values": {},
+        "matched": None,
+        "best": None,
+        "cost": None,
+        "curve": [],
+        "reliability": [],
+        "learned": [],
+        "sample": None,
+    }
+
+
+def _record(run: Path, seed: int, folder: Path) -> dict[str, Any]:
+    path = run.relative_to(folder).as_posix()
+    done = read_json(run / "done.json")
+    if done is None:
+        failed = read_json(run / "failed.json")
+        return failed_run(seed, path, failed["error"] if failed else "it was not finished")
+    matched = read_json(run / "matched.json")
+    return {**done, "path": path, "at_matched_loss": matched}
+
+
+def _at_the_edge(trials: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Arms whose best learning rate is the smallest or largest tried: the best may lie beyond."""
+    sentences = []
+    for name, rows in trials.items():
+        found = [row for row in rows if row["valid_loss"] is not None]
+        best = min(found, key=lambda row: row["valid_loss"], default=None)
+        if best in (rows[0], rows[-1]) and len(rows) > 1:
+            side = "smallest" if best is rows[0] else "largest"
+            sentences.append(
+                f"The learning rate chosen for {name}, {best['lr']:g}, is the {side} tried: "
+                "a better one may lie beyond."
+            )
+    return sentences
+
+
+def _matched(run: dict[str, Any], loss: float, names: list[str]) -> dict[str, Any]:
+    """What a run was at the matched loss: the tokens it took, and metrics where its models were kept."""
+    kept = run.get("at_matched_loss")
+    found = kept["values"] if kept and kept["loss"] == loss else {}
+    values = {name: found[name] for name in names if name in found and name != "valid_loss"}
+    if "tokens_to_match" in names:
+        values["tokens_to_match"] = tokens_to(run["curve"], loss)
+    return values
+
+
+def _environment(run: Path | None, threads: int) -> dict[str, Any]:
+    """Where the runs were made, as the first of them wrote it down."""
+    written = read_json(run / "environment.json") if run else None
+    if written is None:
+        written = {"python": platform.python_version(), "system": platform.platform(), "threads": threads}
+    return {key: written[key] for key in ENVIRONMENT if key in written}

@@ -1,0 +1,188 @@
+"""Results from run folders that were not made together, if they can be compared at all.
+
+Runs of one arm differ in their seed alone; arms differ in their mixer or in other settings. All must have
+been trained on the same text with the same tokenizer, and be scored on the same tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from langevin.errors import UsageError
+from langevin.runs import Run, load
+from langevin.studies.collect import ENVIRONMENT, collect, complete, data_facts
+from langevin.studies.metrics import chosen, described
+from langevin.studies.plan import FILE, read_plan
+from langevin.studies.work import measured
+
+# Settings that do not tell arms apart: the same thing is computed, elsewhere or with other leftovers.
+INCIDENTAL = (
+    "seed",
+    "device",
+    "keep",
+    "checkpoint_every",
+    "keep_evaluated",
+    "accumulate",
+    "graphs",
+    "track",
+)
+
+Say = Callable[[str], None]
+
+
+def gather(
+    paths: list[Path],
+    *,
+    metrics: tuple[str, ...],
+    primary: str,
+    title: str = "",
+    say: Say = print,
+) -> dict[str, Any]:
+    """The results of run folders, or of one folder made by compare, as compare itself gives them."""
+    if len(paths) == 1 and (paths[0] / FILE).is_file():
+        return _of_a_comparison(paths[0])
+    runs = [_open(path) for path in _expanded(paths)]
+    evaluations = [_evaluation(run, say) for run in runs]
+    _comparable(runs, evaluations)
+    arms = _arms(runs, evaluations, say)
+    shared, first = _shared(runs), runs[0].environment
+    names = chosen(metrics, primary)
+    results = {
+        "kind": "comparison",
+        "title": title or f"{len(runs)} runs on {Path(runs[0].config.data).name}",
+        "primary": primary,
+        "metrics": described(names),
+        "seeds": sorted({run.config.seed for run in runs}),
+        "settings": shared,
+        "commands": [shlex.join(["langevin", "report", *map(str, paths)])],
+        "environment": {key: first[key] for key in ENVIRONMENT if key in first},
+        "data": data_facts(first["data"], runs[0].config.data),
+        "arms": arms,
+    }
+    return complete(results)
+
+
+def _of_a_comparison(folder: Path) -> dict[str, Any]:
+    from langevin.studies import terms
+
+    plan, about = read_plan(folder)
+    return collect(plan, folder, about, terms.sizes(plan, about["data"]["vocab_size"]))
+
+
+def _expanded(paths: list[Path]) -> list[Path]:
+    """Folders of runs (by seed, or of a comparison) stand for the runs in them."""
+    found: list[Path] = []
+    for path in paths:
+        if (path / "config.yaml").is_file():
+            found.append(path)
+            continue
+        inner = sorted(path.glob("seed-*/config.yaml")) or sorted(path.glob("*/seed-*/config.yaml"))
+        if not inner:
+            raise UsageError(
+                f"{path} is not a run folder", "Give folders made by langevin train or compare."
+            )
+        found += [file.parent for file in inner]
+    return found
+
+
+def _open(path: Path) -> Run:
+    """A run whose files can be read."""
+    run = load(path)
+    try:
+        _ = run.environment["data"]["splits"]
+        if not run.metrics("valid"):
+            raise UsageError(f"{path} has no evaluation yet", "Let it train on (--resume auto).")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(
+            f"{path} cannot be read ({type(error).__name__}: {error})",
+            "Give whole run folders, made by langevin train.",
+        ) from error
+    return run
+
+
+def _evaluation(run: Run, say: Say) -> dict[str, Any]:
+    from langevin.evaluation.runs import evaluate
+    from langevin.training.start import pick_device
+
+    path = run.path / "evaluation-test.json"
+    if not path.exists():
+        say(f"evaluating {run.path} on test: it has not been")
+        return evaluate(run, "test", device=pick_device("auto"))
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be read: {error}", f"Make it again: langevin evaluate {run.path}."
+        ) from error
+
+
+def _comparable(runs: list[Run], evaluations: list[dict[str, Any]]) -> None:
+    """Raise where a likelihood of one run says nothing about another's."""
+    first = runs[0]
+
+    def facts(run: Run, evaluation: dict[str, Any]) -> dict[str, Any]:
+        data = run.environment["data"]
+        return {
+            "task": run.config.task,
+            "objective": getattr(run.config, "objective", "ar"),
+            "tokenizer": (data["tokenizer"]["name"], data.get("tokenizer_sha256")),
+            **{f"{split} text": data["splits"][split]["text_sha256"][:12] for split in data["splits"]},
+            "number of test tokens scored": evaluation["tokens"],
+        }
+
+    reference = facts(first, evaluations[0])
+    for run, evaluation in zip(runs[1:], evaluations[1:], strict=True):
+        for name, value in facts(run, evaluation).items():
+            if value != reference.get(name):
+                old, new = (v[0] if isinstance(v, tuple) else v for v in (reference.get(name), value))
+                told = f"{old!r} and {new!r}" if old != new else "two that share a name"
+                raise UsageError(
+                    f"{first.path} and {run.path} cannot be compared: not the same {name} ({told})",
+                    "Compare runs on the same task, text and tokenizer, scored on the same tokens.",
+                )
+
+
+def _shared(runs: list[Run]) -> dict[str, Any]:
+    """The settings that all runs have in common."""
+    every = [asdict(run.config) for run in runs]
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in every[0].items()
+        if key not in ("mixer", "seed") and all(other[key] == value for other in every)
+    }
+
+
+def _arms(runs: list[Run], evaluations: list[dict[str, Any]], say: Say) -> list[dict[str, Any]]:
+    from langevin.training.start import pick_device
+
+    shared = _shared(runs)
+    groups: dict[str, dict[str, Any]] = {}
+    for run, evaluation in zip(runs, evaluations, strict=True):
+        settings = asdict(run.config)
+        changes = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in settings.items()
+            if key not in shared and key != "mixer" and key not in INCIDENTAL
+        }
+        name = ", ".join([run.config.mixer, *(f"{key}={value}" for key, value in changes.items())])
+        arm = groups.setdefault(
+            name, {"name": name, "spec": run.config.mixer, "changes": changes, "runs": []}
+        )
+        twin = next((r for r in arm["runs"] if r["seed"] == run.config.seed), None)
+        if twin is not None:
+            raise UsageError(
+                f"{twin['path']} and {run.path} are the same arm with the same seed",
+                "Leave one of them out.",
+            )
+        say(f"measuring {run.path}")
+        record = measured(run, pick_device("auto"), None, evaluation)
+        arm |= record.pop("model")
+        arm["runs"].append({**record, "path": str(run.path)})
+    return list(groups.values())

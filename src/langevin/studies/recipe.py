@@ -1,0 +1,317 @@
+"""Recipes: one small YAML file for each published table that is tried again.
+
+A recipe says what was claimed, which arms test it, and what to train at three scales. Every key must be known.
+Texts in braces, as in "heat(t={t})", are filled with the `values` of a part, so that one line serves every
+depth.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import MISSING, dataclass, field, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from langevin.errors import UsageError, unknown
+from langevin.settings import check_type
+from langevin.studies.metrics import METRICS
+from langevin.studies.plan import Plan, read_arms
+from langevin.training.config import TrainConfig
+
+SCALES = ("smoke", "small", "full")
+Place = Literal["best", "matched"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Is a metric of an arm lower, or higher, than that of the first arm?"""
+
+    metric: str
+    arm: str
+    expect: Literal["lower", "higher"]
+    at: Place = "best"
+
+
+@dataclass(frozen=True)
+class NoWorse:
+    """Is an arm's metric worse than the first arm's by no more than this share of it?"""
+
+    metric: str
+    arm: str
+    by: float
+    at: Place = "best"
+
+
+@dataclass(frozen=True)
+class Best:
+    """Is the first arm better than every other?"""
+
+    metric: str
+    at: Place = "best"
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Is the relative difference to the first arm lower, or higher, in the last part than in the first?"""
+
+    metric: str
+    arm: str
+    expect: Literal["lower", "higher"]
+    at: Place = "best"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Is an arm faster than softmax, slower, or within the margin of it?"""
+
+    measure: Literal["training", "module", "core"]
+    arm: str
+    expect: Literal["faster", "slower", "same"]
+    margin: float = 0.05
+
+
+Test = Difference | NoWorse | Best | Trend | Speed
+TESTS: dict[str, type[Any]] = {
+    "difference": Difference,
+    "no worse": NoWorse,
+    "best": Best,
+    "trend": Trend,
+    "speed": Speed,
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    claim: str
+    published: str
+    test: Test
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison of a recipe, such as one depth."""
+
+    name: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
+    arms: tuple[str, ...] = ()
+    """Instead of the recipe's own."""
+
+    def filled(self, text: str) -> str:
+        try:
+            return text.format_map(self.values)
+        except (KeyError, ValueError, IndexError) as error:
+            raise UsageError(f"part {self.name!r} has no value {error} for {text!r}") from error
+
+
+@dataclass(frozen=True)
+class Benches:
+    """What a speed recipe measures: settings of `bench mixers`, and of `bench train` with its model."""
+
+    mixers: dict[str, Any]
+    training: dict[str, Any]
+    vocab: int
+    rounds: int
+    seconds: float = 1.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    cost: str
+    seeds: tuple[int, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    parts: tuple[Part, ...] = (Part(),)
+    test_tokens: int = 65_536
+    benches: Benches | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    title: str
+    retests: str
+    source: str
+    arms: tuple[str, ...]
+    claims: tuple[Claim, ...]
+    scales: dict[str, Scale]
+    settings: dict[str, Any] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
+    primary: str = "nll"
+    differs: tuple[str, ...] = ()
+    """How this differs from what was published."""
+    chart: str | None = None
+    """What several parts are drawn over: a setting, or a key of the mixers."""
+
+    @property
+    def is_speed(self) -> bool:
+        return any(scale.benches for scale in self.scales.values())
+
+    @property
+    def cost(self) -> str:
+        return "; ".join(f"{name}: {self.scales[name].cost}" for name in SCALES)
+
+    def scale(self, name: str) -> Scale:
+        if name not in self.scales:
+            raise unknown("scale", name, self.scales)
+        return self.scales[name]
+
+    def plans(self, scale: str, seeds: tuple[int, ...] | None = None) -> list[tuple[Part, Plan]]:
+        """A comparison for each part; none for a speed recipe."""
+        chosen = self.scale(scale)
+        if chosen.benches:
+            return []
+        return [
+            (
+                part,
+                Plan(
+                    read_arms(tuple(part.filled(arm) for arm in part.arms or self.arms)),
+                    train_config({**self.settings, **chosen.settings, **part.settings}, self.name),
+                    seeds or chosen.seeds,
+                    title=f"{self.title}: {part.name}" if part.name else self.title,
+                    metrics=self.metrics,
+                    primary=self.primary,
+                    test_tokens=chosen.test_tokens,
+                ),
+            )
+            for part in chosen.parts
+        ]
+
+
+def names() -> list[str]:
+    found = (Path(entry.name) for entry in _folder().iterdir())
+    return sorted(path.stem for path in found if path.suffix == ".yaml")
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of this name."""
+    if name not in names():
+        raise unknown("recipe", name, names())
+    return read(_folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), name)
+
+
+def described() -> list[dict[str, str]]:
+    """What `langevin list recipes` shows."""
+    return [
+        {"name": r.name, "re-tests": r.retests, "source": r.source, "cost": r.cost}
+        for r in map(recipe, names())
+    ]
+
+
+def read(text: str, name: str) -> Recipe:
+    """A recipe from its YAML, checked: its keys, metrics, arms and the settings of every scale."""
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"recipe {name} cannot be read: {str(error).splitlines()[0]}") from error
+    where = f"recipe {name}"
+    values = _table(values, where)
+    values["claims"] = tuple(_claim(claim, where) for claim in values.get("claims") or [])
+    values["scales"] = {
+        str(scale): _scale(inner, f"{where}, scale {scale}")
+        for scale, inner in _table(values.get("scales"), f"{where}, scales").items()
+    }
+    found = _made(Recipe, values, where)
+    if found.name != name:
+        raise UsageError(f"{where} calls itself {found.name!r}")
+    if tuple(found.scales) != SCALES:
+        raise UsageError(f"{where} has the scales {', '.join(found.scales)}, not {', '.join(SCALES)}")
+    for scale in SCALES:
+        _check(found, scale)
+    return found
+
+
+def _check(found: Recipe, scale: str) -> None:
+    """See that every claim is about arms and metrics that the scale has."""
+    chosen = found.scale(scale)
+    for part, plan in found.plans(scale):
+        names = [arm.name for arm in plan.arms]
+        for claim in found.claims:
+            part.filled(claim.published), part.filled(claim.claim)
+            arm, metric = getattr(claim.test, "arm", None), getattr(claim.test, "metric", None)
+            if arm is not None and part.filled(arm) not in names[1:]:
+                raise unknown(f"arm in a claim of {found.name}", part.filled(arm), names[1:])
+            if metric not in plan.metrics:
+                raise unknown(f"metric in a claim of {found.name}", str(metric), plan.metrics)
+            if METRICS[metric].better == "neither":
+                raise UsageError(f"no claim of {found.name} can be about {metric}")
+    if chosen.benches:
+        train_config(chosen.benches.training, found.name)
+        for claim in found.claims:
+            arm = getattr(claim.test, "arm", None)
+            if not isinstance(claim.test, Speed) or arm not in found.arms:
+                raise unknown(f"arm in a claim of {found.name}", str(arm), found.arms)
+
+
+def train_config(values: dict[str, Any], name: str) -> TrainConfig:
+    """Training settings of a recipe; every key must be known."""
+    known = [f.name for f in fields(TrainConfig)]
+    for key in values:
+        if key not in known:
+            raise unknown(f"setting in recipe {name}", str(key), known)
+    return TrainConfig(**values)
+
+
+def _scale(values: Any, where: str) -> Scale:
+    values = _table(values, where)
+    if "parts" in values:
+        values["parts"] = tuple(_made(Part, _table(part, where), where) for part in values["parts"])
+    if "benches" in values:
+        values["benches"] = _made(Benches, _table(values["benches"], where), where)
+    elif not values.get("seeds"):
+        raise UsageError(f"{where} has no seeds")
+    return _made(Scale, values, where)
+
+
+def _claim(values: Any, where: str) -> Claim:
+    values = _table(values, where)
+    test = _table(values.get("test"), f"{where}, test")
+    kind = str(test.pop("kind", ""))
+    if kind not in TESTS:
+        raise unknown(f"kind of test in {where}", kind, TESTS)
+    values["test"] = _made(TESTS[kind], test, where)
+    return _made(Claim, values, where)
+
+
+def _made(kind: type[T], values: dict[str, Any], where: str) -> T:
+    """The dataclass of these values: none unknown, none missing, each of its type; lists become tuples."""
+    known = fields(kind)  # type: ignore[arg-type]
+    hints = typing.get_type_hints(kind)
+    for key in values:
+        if key not in hints:
+            raise unknown(f"key in {where}", str(key), [f.name for f in known])
+    for f in known:
+        if f.name not in values and f.default is MISSING and f.default_factory is MISSING:
+            raise UsageError(f"{where} has no {f.name}")
+    plain = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+    for key, value in plain.items():
+        _check_value(f"{where}: {key}", value, hints[key])
+    return kind(**plain)
+
+
+def _check_value(where: str, value: Any, hint: Any) -> None:
+    """The type of a value; of the inside of lists and tables only where that is one plain type."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin not in (tuple, dict):
+        if hint is not Test:
+            check_type(where, value, hint)
+        return
+    if not isinstance(value, origin):
+        raise UsageError(f"{where} must be a {'list' if origin is tuple else 'table'}, not {value!r}")
+    expected = inner[0] if origin is tuple else inner[1]
+    for item in value if isinstance(value, tuple) else value.values():
+        if expected in (str, int):
+            check_type(where, item, expected)
+
+
+def _table(values: Any, where: str) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise UsageError(f"{where} is not a table of keys and values")
+    return dict(values)
+
+
+def _folder() -> Any:
+    return files("langevin.studies").joinpath("recipes")

@@ -1,0 +1,250 @@
+"""The pages of recipes that are not one comparison: several parts over a common axis, and speed."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from langevin.studies.report.numbers import common_spread, interval, number, sentence_case
+from langevin.studies.report.page import POLICY
+from langevin.studies.report.reading import Results, with_unit
+from langevin.studies.report.svg import WIDE, Frame, Look, axis, drawing, figure, legend, line, scaffold
+from langevin.studies.report.tables import Cell, Column, Row, plain_head, published_table, table
+
+Section = tuple[str, str, str]
+"""Key, heading and content."""
+Spot = tuple[float, dict[str, Any]]
+"""Where a mean and its interval stand."""
+
+
+def parts_page(results: Results, over: str | None) -> str:
+    """The claims, then every metric over the parts, then a table for each part that leads to its report."""
+    drawn = [
+        _chart(results, metric, at, over) for metric in results["metrics"] for at in ("summary", "matched")
+    ]
+    sections = [
+        *_claims(results),
+        ("charts", "By part", f'<div class="grid">{"".join(drawn)}</div>' if any(drawn) else ""),
+        *(
+            (f"part-{i}", sentence_case(part["name"]), _part(results, part))
+            for i, part in enumerate(results["parts"])
+        ),
+        *_making(results),
+    ]
+    seeds = len(results["seeds"])
+    facts = [f"{len(results['parts'])} parts", f"{seeds} seed{'s' * (seeds != 1)}", results["data"]["name"]]
+    return _document(results, [*facts, str(results["environment"].get("device") or "")], sections)
+
+
+def speed_page(results: Results) -> str:
+    """The claims, then the times of training steps and of the mixers alone."""
+    sections = [
+        *_claims(results),
+        ("training", "Training steps", _training_table(results["training"]["rows"])),
+        ("mixers", "Mixers alone", _mixers_table(results["mixers"]["rows"])),
+        *_making(results),
+    ]
+    machine = results["environment"]
+    return _document(results, [str(machine["device"]), f"torch {machine['torch']}"], sections)
+
+
+def _document(results: Results, facts: list[str], sections: list[Section]) -> str:
+    held = [section for section in sections if section[2]]
+    links = "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, title, _ in held)
+    content = "".join(
+        f'<section id="{key}" aria-labelledby="{key}-h"><h2 id="{key}-h">{escape(title)}</h2>{body}</section>'
+        for key, title, body in held
+    )
+    title = escape(results["title"])
+    asset = files("langevin.studies.report").joinpath
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
+        f"<title>{title}</title>\n<style>\n{asset('style.css').read_text(encoding='utf-8')}</style>\n</head>\n"
+        f'<body>\n<header><h1>{title}</h1><p class="facts">{" · ".join(escape(f) for f in facts if f)}</p>'
+        f'</header>\n<nav aria-label="Contents"><ul>{links}</ul></nav>\n<main>\n{content}\n</main>\n'
+        f"<script>\n{asset('sort.js').read_text(encoding='utf-8')}</script>\n</body>\n</html>\n"
+    )
+
+
+def _claims(results: Results) -> list[Section]:
+    about = f"Recipe {results['recipe']} at scale {results['scale']}: {results['retests']}."
+    note = f'<p class="note">{escape(about)} Published in: {escape(results["source"])}.</p>'
+    return [
+        ("verdict", "Did it hold?", note + _list(results["verdict"])),
+        ("published", "Published and found", published_table(_with_parts(results))),
+    ]
+
+
+def _with_parts(results: Results) -> Results:
+    """The claims with the part they are about, for a table over several."""
+    rows = [
+        {**row, "claim": f"{row['part']}: {row['claim']}" if row["part"] else row["claim"]}
+        for row in results["published"]
+    ]
+    return {**results, "published": rows}
+
+
+def _making(results: Results) -> list[Section]:
+    commands = escape("\n".join(results["commands"]))
+    shown = re.sub(r"(--[\w-]+)", r'<span class="option">\1</span>', commands)
+    facts = "".join(
+        f"<div><dt>{escape(str(key))}</dt><dd>{escape(str(value))}</dd></div>"
+        for key, value in results["environment"].items()
+        if value is not None
+    )
+    return [
+        ("commands", "Commands", f'<pre tabindex="0"><code>{shown}</code></pre>'),
+        ("versions", "Versions", f'<div class="lists"><div><dl>{facts}</dl></div></div>'),
+        ("not-controlled", "What was not controlled", _list(results["not_controlled"])),
+    ]
+
+
+def _list(sentences: list[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(s)}</li>' for s in sentences)}</ul>" if sentences else ""
+
+
+def _part(results: Results, part: Results) -> str:
+    """Means and intervals of every metric by arm; matched ones in a second table."""
+    link = f'<p><a href="{escape(part["path"])}/report.html">The report of this part</a></p>'
+    best = _means_table(results, part, "summary", f"{part['name']}, at the best checkpoint")
+    loss = part["matched_loss"]
+    where = f"{part['name']}, at the matched validation loss" + (
+        "" if loss is None else f" of {number(loss)}"
+    )
+    return link + best + _means_table(results, part, "matched", where)
+
+
+def _means_table(results: Results, part: Results, at: str, caption: str) -> str:
+    known = [m for m in results["metrics"] if any(m["name"] in arm[at] for arm in part["arms"])]
+    if not known:
+        return ""
+    spreads = {
+        m["name"]: common_spread([(s.get("low"), s.get("high")) for s in _summaries(part, at, m["name"])])
+        for m in known
+    }
+    rows = []
+    for arm in part["arms"]:
+        cells = []
+        for metric in known:
+            found = arm[at].get(metric["name"]) or {}
+            spread, ends = spreads[metric["name"]], (found.get("low"), found.get("high"))
+            shown = number(found.get("mean"), spread)
+            cells.append(Cell(shown, found.get("mean"), (interval(*ends, spread=spread),)))
+        rows.append(Row(plain_head(arm["name"]), cells))
+    columns = [Column("arm"), *(Column(metric["label"], metric["unit"]) for metric in known)]
+    return table(columns, rows, sentence_case(caption), sortable=True)
+
+
+def _summaries(part: Results, at: str, name: str) -> list[dict[str, Any]]:
+    return [arm[at][name] for arm in part["arms"] if name in arm[at]]
+
+
+def _chart(results: Results, metric: dict[str, str], at: str, over: str | None) -> str:
+    """A metric over a setting of the parts, a line an arm; or over a key of the mixers, a line a part."""
+    if over is None:
+        return ""
+    by_part = over in results["parts"][0]["settings"]
+    lines = (
+        _by_setting(results, metric["name"], at, over)
+        if by_part
+        else _by_key(results, metric["name"], at, over)
+    )
+    spots = [spot for line_ in lines.values() for spot in line_]
+    if len({x for x, _ in spots}) < 2:
+        return ""
+    heights = [value for _, s in spots for key in ("low", "mean", "high") if (value := s[key]) is not None]
+    x_axis = axis([x for x, _ in spots], pad=0.06, log=not by_part)
+    frame = Frame(x_axis, axis(heights, pad=0.08), left=62, top=28, width=WIDE - 62 - 16, height=222)
+    marks = []
+    for index, drawn in enumerate(lines.values()):
+        look = Look(index)
+        marks.append(look.line([frame.at(x, s["mean"]) for x, s in drawn]))
+        for x, s in drawn:
+            if s["low"] is not None and s["high"] is not None:
+                bar = line(frame.at(x, s["low"]), frame.at(x, s["high"]), "bar")
+                marks.append(f'<g class="whisker" style="{look.style}">{bar}</g>')
+            marks.append(look.marker(frame.at(x, s["mean"]), tip=f"{number(s['mean'])} at {over} {x:g}"))
+    where = "at the best checkpoint" if at == "summary" else "at the matched loss"
+    title = f"{sentence_case(metric['label'])} {where}"
+    label = f"{over}{'' if by_part else ', log scale'}"
+    body = scaffold(frame, label, with_unit(metric["label"], metric["unit"])) + "".join(marks)
+    told = "; ".join(f"{name}: " + ", ".join(number(s["mean"]) for _, s in d) for name, d in lines.items())
+    key = f"part-{metric['name']}-{at}"
+    picture = drawing(key, title, f"{told}.", (WIDE, 296), body)
+    return figure(
+        title, picture, legend(list(enumerate(lines))), "Means over seeds; bars are 95 % intervals."
+    )
+
+
+def _by_setting(results: Results, name: str, at: str, setting: str) -> dict[str, list[Spot]]:
+    """A line for every place in the list of arms: the same arm may have another number in each part."""
+    lines: dict[str, list[Spot]] = {}
+    for index in range(len(results["parts"][0]["arms"])):
+        arms = [(part["settings"][setting], part["arms"][index]) for part in results["parts"]]
+        spots = [(float(x), arm[at][name]) for x, arm in arms if name in arm[at]]
+        names = list(dict.fromkeys(arm["name"] for _, arm in arms))
+        if spots:
+            lines[" / ".join(names)] = spots
+    return lines
+
+
+def _by_key(results: Results, name: str, at: str, key: str) -> dict[str, list[Spot]]:
+    lines: dict[str, list[Spot]] = {}
+    for part in results["parts"]:
+        found = [(re.search(rf"\b{key}=([\d.]+)", arm["spec"]), arm) for arm in part["arms"]]
+        spots = [(float(m[1]), arm[at][name]) for m, arm in found if m and name in arm[at]]
+        if spots:
+            lines[part["name"]] = sorted(spots, key=lambda spot: spot[0])
+    return lines
+
+
+def _training_table(rows: list[dict[str, Any]]) -> str:
+    columns = [
+        Column("mixer"),
+        Column("parameters"),
+        Column("speed", "tokens/s"),
+        Column("spread", "tokens/s"),
+    ]
+    columns += [Column("time", "× softmax"), Column("loop", "× bare work")]
+    body = [
+        Row(
+            plain_head(row["mixer"]),
+            [
+                Cell(f"{row['parameters']:,}", row["parameters"]),
+                Cell(f"{row['tokens_per_second']:,.0f}", row["tokens_per_second"]),
+                Cell(f"{row['spread']:,.0f}", row["spread"]),
+                Cell(f"{1 / row['ratio']:.3f}", 1 / row["ratio"]),
+                Cell(f"{row['host_ratio']:.3f}", row["host_ratio"]),
+            ],
+        )
+        for row in rows
+    ]
+    return table(columns, body, "Whole training steps, medians over rounds in turn", sortable=True)
+
+
+def _mixers_table(rows: list[dict[str, Any]]) -> str:
+    columns = [Column("mixer"), Column("part"), Column("length", "tokens"), Column("forward", "ms")]
+    columns += [Column("forward", "× softmax"), Column("forward and backward", "ms")]
+    columns += [Column("forward and backward", "× softmax"), Column("peak memory", "× softmax")]
+    body = [
+        Row(
+            plain_head(row["mixer"]),
+            [
+                Cell(row["part"], row["part"]),
+                Cell(f"{row['length']:,}", row["length"]),
+                Cell(number(row["forward_ms"]), row["forward_ms"]),
+                Cell(f"{row['forward_ratio']:.2f}", row["forward_ratio"]),
+                Cell(number(row["both_ms"]), row["both_ms"]),
+                Cell(f"{row['both_ratio']:.2f}", row["both_ratio"]),
+                Cell(f"{row['peak_ratio']:.2f}", row["peak_ratio"]),
+            ],
+        )
+        for row in rows
+    ]
+    caption = "Module: x to x with projections; core: q, k, v to mixed values; medians of runs in turn"
+    return table(columns, body, caption, sortable=True)

@@ -1,0 +1,215 @@
+"""Make a comparison: plan, tune, train every arm on every seed, measure, and write the report.
+
+    results = compare(plan, Path("runs/cmp"))
+
+It may be stopped or killed at any point: the same call on the same folder goes on, and ends with the same
+results but for times.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, Protocol
+
+from filelock import FileLock, Timeout
+
+from langevin.data import prepare
+from langevin.errors import UsageError
+from langevin.studies import terms
+from langevin.studies.collect import collect, data_facts, read_json, run_folder, trial_folder, tuned
+from langevin.studies.display import Display
+from langevin.studies.plan import TUNING_SEED, Plan, settle
+from langevin.studies.report import write_report
+from langevin.studies.work import EVALUATED, Job, finished, work
+from langevin.studies.workers import Began, Ended, Tick, Workers
+from langevin.training.start import pick_device, resolved
+
+On = Literal["local", "ray"]
+
+
+class Crew(Protocol):
+    """Whoever makes the runs."""
+
+    def run(self, jobs: list[Job], began: Began, ended: Ended, tick: Tick) -> None: ...
+
+
+def compare(
+    plan: Plan,
+    folder: Path,
+    *,
+    workers: int | None = None,
+    on: On = "local",
+    quiet: bool = False,
+    finish: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Make or go on with the comparison in a folder; its results, whose report is written there.
+
+    workers: runs at a time; None for one a core on a CPU and one on a GPU, 0 for this process itself.
+    finish: a last change to the results before the report is written.
+    """
+    device = pick_device(plan.settings.device)
+    plan = replace(plan, settings=resolved(replace(plan.settings, device=device), device))
+    corpus = prepare(plan.settings.data, tokenizer=plan.settings.tokenizer, progress=not quiet)
+    if plan.equalise:
+        plan = terms.equalised(plan, corpus.vocab_size)
+    sizes = terms.sizes(plan, corpus.vocab_size)
+    display = Display(quiet)
+    for sentence in terms.unequal(sizes):
+        display.say(f"{sentence}; --equalise makes them equal", style="yellow")
+    count = worker_count(plan, device) if workers is None else workers
+    about = {
+        "data": data_facts(corpus.manifest, plan.settings.data),
+        "commands": [plan.command()],
+        "workers": max(1, count),
+    }
+    about = settle(plan, folder, about)
+    with _alone(folder), _interruptible(), crew(count, plan, device, on) as chosen:
+        try:
+            _make(plan, folder, chosen, display)
+        finally:
+            display.stop()
+    results = collect(plan, folder, about, sizes)
+    results = finish(results) if finish else results
+    write_report(results, folder)
+    return results
+
+
+def _make(plan: Plan, folder: Path, crew: Crew, display: Display) -> None:
+    """Every job of the plan that is not done yet, in three parts; each needs the one before."""
+
+    def carry_out(name: str, jobs: list[Job]) -> None:
+        left = [job for job in jobs if not finished(job)]
+        if left:
+            if len(left) < len(jobs):
+                display.say(f"{name}: {len(jobs) - len(left)} of {len(jobs)} are done already")
+            display.phase(name, left)
+            crew.run(left, display.began, display.ended, display.tick)
+
+    if plan.tune:
+        carry_out("tuning", trial_jobs(plan, folder))
+        plan, _ = tuned(plan, folder)
+    jobs = run_jobs(plan, folder)
+    carry_out("comparing", jobs)
+    if plan.settings.keep_evaluated:
+        carry_out("matching", matching_jobs(plan, jobs))
+
+
+def trial_jobs(plan: Plan, folder: Path) -> list[Job]:
+    """The same number of learning rates for every arm, with the budget of a run and a seed of their own."""
+    return [
+        Job(
+            f"{arm.name} lr {rate:g}",
+            trial_folder(folder, arm, rate),
+            plan.config(arm, TUNING_SEED, lr=rate, keep_evaluated=False),
+            plan.test_tokens,
+            plan.threads,
+            trial=True,
+        )
+        for rate in plan.learning_rates()
+        for arm in plan.arms
+    ]
+
+
+def run_jobs(plan: Plan, folder: Path) -> list[Job]:
+    """Seed by seed, so that what is finished is always nearly paired."""
+    return [
+        Job(
+            f"{arm.name} seed {seed}",
+            run_folder(folder, arm, seed),
+            plan.config(arm, seed),
+            plan.test_tokens,
+            plan.threads,
+        )
+        for seed in plan.seeds
+        for arm in plan.arms
+    ]
+
+
+def matching_jobs(plan: Plan, jobs: list[Job]) -> list[Job]:
+    """The finished runs at the loss they all reached, by the models they kept on the way."""
+    done = [job for job in jobs if finished(job)]
+    records = [read_json(job.record) for job in done]
+    loss = max((record["best"]["valid_loss"] for record in records if record), default=None)
+    if loss is None or len(plan.arms) < 2:
+        return []
+    return [
+        replace(job, label=f"{job.label} at loss {loss:.4f}", at_loss=loss)
+        for job in done
+        if (job.folder / EVALUATED).is_dir()
+    ]
+
+
+def worker_count(plan: Plan, device: str) -> int:
+    """How many runs are made at a time, unless the user says: one a core, or one on a GPU."""
+    if device != "cpu":
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores // plan.threads, len(plan.arms) * len(plan.seeds)))
+
+
+@contextmanager
+def crew(workers: int, plan: Plan, device: str, on: On) -> Iterator[Crew]:
+    """Who makes the runs: processes here, this process, or a Ray cluster."""
+    if on == "ray":
+        from langevin.studies.cluster import Cluster
+
+        with Cluster(plan.threads, device != "cpu") as cluster:
+            yield cluster
+    elif workers == 0:
+        yield Here()
+    else:
+        with Workers(workers, plan.threads) as crew:
+            yield crew
+
+
+class Here:
+    """This process, one run after another."""
+
+    def run(self, jobs: list[Job], began: Began, ended: Ended, tick: Tick) -> None:
+        for job in jobs:
+            began(job)
+            outcome = work(job)
+            if outcome.status == "stopped":
+                raise KeyboardInterrupt
+            ended(job, outcome)
+            tick()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two comparisons in one folder would write over each other."""
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(
+            f"another comparison is running in {folder}", "Wait for it, or choose another --out."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is as good as an interruption from the keyboard."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,76 @@
+"""What models cost: the numbers follow from their shape, or from a clock."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from langevin.evaluation import cost
+from langevin.models.backbone import LangevinForCausalLM
+from langevin.models.config import LangevinConfig
+
+WIDTH, LAYERS, VOCAB, CONTEXT = 16, 2, 11, 24
+
+
+def model(mixer: str = "softmax", **changes):
+    values = {
+        "vocab_size": VOCAB,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+        "max_position_embeddings": CONTEXT,
+        "mixer": mixer,
+        **changes,
+    }
+    return LangevinForCausalLM(LangevinConfig(**values)).eval()
+
+
+def test_parameters_are_counted_once_where_they_are_shared():
+    tied, untied = model(tie_word_embeddings=True), model(tie_word_embeddings=False)
+    assert cost.parameter_count(untied) - cost.parameter_count(tied) == VOCAB * WIDTH
+    a_layer = 4 * WIDTH**2 + WIDTH + 2 * 4 * WIDTH**2 + 5 * WIDTH + 4 * WIDTH
+    assert cost.parameter_count(tied) == LAYERS * a_layer + 2 * WIDTH + VOCAB * WIDTH
+
+
+def test_softmax_keeps_keys_and_values_of_every_token():
+    assert cost.state_bytes(model(), CONTEXT) == 2 * LAYERS * CONTEXT * WIDTH * 4
+    assert cost.state_bytes(model(), 10) == 2 * LAYERS * 10 * WIDTH * 4
+
+
+def test_fewer_key_heads_keep_less():
+    assert cost.state_bytes(model(num_key_value_heads=1), CONTEXT) == LAYERS * CONTEXT * WIDTH * 4
+
+
+def test_neighbour_diffusion_keeps_its_inputs_only():
+    assert cost.state_bytes(model("neighbor"), CONTEXT) == LAYERS * CONTEXT * WIDTH * 4
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "ssmax", "heat", "sigmoid", "sima", "neighbor"])
+@pytest.mark.parametrize("positions", ["rope", "learned"])
+def test_every_mixer_can_be_measured(mixer, positions):
+    found = cost.measure(model(mixer, positions=positions), CONTEXT)
+    assert found.decode_ms_per_token > 0
+    assert found.state_bytes > 0
+    assert found.flops_per_token > 6 * LAYERS * 8 * WIDTH**2
+
+
+def test_decoding_takes_the_time_of_one_token_through_the_cache(monkeypatch):
+    m, lengths = model(), []
+    whole = m.forward
+
+    def seen(input_ids, **options):
+        lengths.append(input_ids.shape[1])
+        return whole(input_ids, **options)
+
+    monkeypatch.setattr(m, "forward", seen)
+    cost.decode_ms(m, CONTEXT, steps=5)
+    assert lengths == [CONTEXT - 5 - cost.WARMUP, *[1] * (5 + cost.WARMUP)]
+
+
+def test_peak_memory_is_known_on_cuda_only():
+    cost.reset_peak_memory("cpu")
+    assert cost.peak_memory("cpu") is None
+    if torch.cuda.is_available():
+        cost.reset_peak_memory("cuda")
+        held = torch.zeros(2**20, device="cuda")
+        assert cost.peak_memory("cuda") >= held.numel() * 4
