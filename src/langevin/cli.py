@@ -291,9 +291,11 @@ class Compare:
     test_tokens: int = 65_536
     """Test tokens that each run is scored on."""
     workers: int | None = None
-    """Runs at a time; default: one a core, or one on a GPU. 0: in this process."""
+    """Processes; default: one a core, or as many as share a GPU. 0: this one."""
     on: Literal["local", "ray"] = "local"
     """ray: send the runs to a Ray cluster (extra `ray`), which must see the same folder."""
+    open: bool = False
+    """Open the report in a browser, where there is a screen."""
     title: str = ""
     quiet: bool = False
     """Show no progress."""
@@ -333,8 +335,8 @@ class Report:
 class Reproduce:
     """Try a published claim again, and say whether it held.
 
-    langevin list recipes shows what each recipe re-tests and what it costs. Started again on the same folder, it
-    goes on where it stopped.
+    langevin list recipes shows what each recipe re-tests and what it costs. Started again on the same
+    folder, it goes on where it stopped.
 
     Example: langevin reproduce ssmax-text8 --scale smoke
     """
@@ -348,7 +350,7 @@ class Reproduce:
     out: Path | None = None
     """The folder; default: runs/NAME-SCALE."""
     workers: int | None = None
-    """Runs at a time; default: one a core, or one on a GPU. 0: in this process."""
+    """Processes; default: one a core, or as many as share a GPU. 0: this one."""
     on: Literal["local", "ray"] = "local"
     """ray: send the runs to a Ray cluster (extra `ray`), which must see the same folder."""
     quiet: bool = False

@@ -62,6 +62,8 @@ def run_comparison(plan: Any, options: Any) -> int:
         print(f"{folder}: stopped; the same command goes on where it stopped")
         return 130
     show(results, folder)
+    if options.open:
+        open_page(folder / "report.html")
     failed = [f"{arm['name']} seed {run['seed']}" for arm, run in _failures(results)]
     if failed:
         print(f"{len(failed)} runs failed: {', '.join(failed)}; the same command tries them again")
@@ -116,6 +118,19 @@ def show(results: dict[str, Any], folder: Path) -> None:
     print(f"The report: {folder / 'report.html'}")
 
 
+def open_page(page: Path) -> None:
+    """Show a page to whoever sits in front of a screen; elsewhere its path was printed already."""
+    import os
+    import sys
+    import webbrowser
+
+    screen = sys.platform in ("darwin", "win32") or any(
+        os.environ.get(v) for v in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
+    if screen:
+        webbrowser.open(page.resolve().as_uri())
+
+
 def default_folder(data: str) -> Path:
     name = re.sub(r"[^a-z0-9.]+", "-", Path(data).stem.lower()).strip("-")
     return Path("runs") / f"compare-{name}"
@@ -157,8 +172,8 @@ def reproduce_command(options: Reproduce) -> int:
     except KeyboardInterrupt:
         print(f"{folder}: stopped; the same command goes on where it stopped")
         return 130
-    for row in results["published"]:
-        print(row["sentence"])
+    for sentence in results["verdict"][: 1 + len(results["published"])]:
+        print(sentence)
     print(f"The report: {folder / 'report.html'}")
     failed = [f"{arm} seed {seed}" for arm, seed in _failed_seeds(results)]
     if failed:

@@ -15,7 +15,8 @@ from small_study import flags, plan, results_in, text_in, timeless
 
 from langevin.errors import UsageError
 from langevin.studies import cluster
-from langevin.studies.runner import compare, run_jobs, worker_count
+from langevin.studies.plan import Plan
+from langevin.studies.runner import compare, divide, run_jobs
 from langevin.studies.work import Job, Outcome, finished
 from langevin.studies.workers import Workers
 
@@ -112,7 +113,7 @@ def test_a_worker_that_dies_fails_its_run_only_and_is_replaced(tmp_path: Path) -
 
         def begin(job: Job) -> None:
             if job is victim:
-                at_work = next(worker for worker in crew.crew if worker.job is job)
+                at_work = next(worker for worker in crew.crew if job in worker.jobs)
                 os.kill(at_work.process.pid or 0, signal.SIGKILL)
 
         crew.run(jobs, begin, lambda job, outcome: ended.update({job.label: outcome}), lambda: None)
@@ -132,11 +133,15 @@ def test_one_folder_takes_one_comparison_at_a_time(tmp_path: Path) -> None:
         compare(one, tmp_path / "cmp", workers=0, quiet=True)
 
 
-def test_a_cpu_takes_a_run_a_core_and_a_gpu_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_takes_a_run_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-    assert worker_count(plan(tmp_path), "cpu") == 4  # as many as there are runs
-    assert worker_count(plan(tmp_path, seeds=tuple(range(9))), "cpu") == 8
-    assert worker_count(plan(tmp_path), "cuda") == 1
+
+    def workers(plan_: Plan, asked: int | None = None) -> int:
+        return divide(plan_, {}, 256, "cpu", asked).workers
+
+    assert workers(plan(tmp_path)) == 4  # as many as there are runs
+    assert workers(plan(tmp_path, seeds=tuple(range(9)))) == 8
+    assert workers(plan(tmp_path), 3) == 3
 
 
 def test_a_missing_ray_is_one_line_and_how_to_get_it(

@@ -1,20 +1,23 @@
 """Published claims beside what was found: for each one, our numbers, whether it held, and a sentence.
 
-A claim held ("yes") or did not ("no") only where the paired test of a comparison says so; where that found no
-difference, or there were too few seeds to judge, the answer is "cannot tell", with what was observed.
+A claim held ("yes") or did not ("no") only where the paired test of a comparison says so. Where that found
+no difference, or there were too few seeds to judge, the answer is "cannot tell", with what was observed.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+from langevin.mixers import parse
 from langevin.studies.recipe import Best, Claim, Difference, NoWorse, Part, Speed, Trend
 from langevin.studies.statistics import ERROR_RATE, LEAST_PAIRS, Paired, by_seed, interval, paired
 from langevin.studies.wording import listed, number, p_value, signed
 
 Results = dict[str, Any]
 Row = dict[str, Any]
+LEAST_RUNS = 5  # of a timing, for its spread to be known
 ANSWERS = {"yes": "held", "no": "did not hold", "cannot tell": "cannot be judged"}
 PLACES = {"best": "at the best checkpoint", "matched": "at the matched validation loss"}
 
@@ -55,6 +58,14 @@ def published_speeds(claims: tuple[Claim, ...], speeds: Results) -> list[Row]:
     return [
         _row(claim, Part(), _speed(claim.test, speeds)) for claim in claims if isinstance(claim.test, Speed)
     ]
+
+
+def in_short(rows: list[Row]) -> str:
+    """How many claims held, in one sentence."""
+    counts = {answer: sum(row["held"] == held for row in rows) for held, answer in ANSWERS.items()}
+    told = [f"{count} {answer}" for answer, count in counts.items() if count]
+    claims = "1 published claim" if len(rows) == 1 else f"{len(rows)} published claims"
+    return f"Of {claims} {listed(told)}."
 
 
 def _row(claim: Claim, part: Part, found: Finding) -> Row:
@@ -99,10 +110,10 @@ def _no_worse(test: NoWorse, arm: str, results: Results) -> Finding:
     low, high = sorted((sign * row["low"], sign * row["high"]))
     about = f"{observed}; the 95 % interval"
     if high <= limit:
-        return Finding(ours, "yes", f"{about} stays within {test.by:.0%}")
+        return Finding(ours, "yes", f"{about} stays within {_whole(test.by)}")
     if low > limit:
-        return Finding(ours, "no", f"{about} lies beyond {test.by:.0%}")
-    return Finding(ours, "cannot tell", f"{about} reaches over the limit of {test.by:.0%}")
+        return Finding(ours, "no", f"{about} lies beyond {_whole(test.by)}")
+    return Finding(ours, "cannot tell", f"{about} reaches over the limit of {_whole(test.by)}")
 
 
 def _best(test: Best, results: Results) -> Finding:
@@ -132,18 +143,17 @@ def _best(test: Best, results: Results) -> Finding:
 
 
 def _trend(test: Trend, parts: list[tuple[Part, Results]]) -> Finding:
-    """Relative differences by seed, in the last part against the first."""
+    """The ratio to the first arm by seed, in logarithms, in the last part against the first part."""
     shares = []
     for part, results in parts:
         arms = {arm["name"]: arm for arm in results["arms"]}
         ours = by_seed(arms[part.filled(test.arm)], test.metric, test.at)
         base = by_seed(results["arms"][0], test.metric, test.at)
-        shares.append(
-            {seed: ours[seed] / base[seed] - 1 for seed in ours.keys() & base.keys() if base[seed]}
-        )
+        both = [seed for seed in ours.keys() & base.keys() if ours[seed] > 0 and base[seed] > 0]
+        shares.append({seed: math.log(ours[seed] / base[seed]) for seed in both})
     means = [interval(share.values()).mean for share in shares]
     ours_text = ", ".join(
-        f"{part.name}: {'not measured' if mean is None else _percent(mean)}"
+        f"{part.name}: {'not measured' if mean is None else _percent(math.expm1(mean))}"
         for (part, _), mean in zip(parts, means, strict=True)
     )
     pair = paired(shares[-1], shares[0])
@@ -163,20 +173,26 @@ def _trend(test: Trend, parts: list[tuple[Part, Results]]) -> Finding:
 def _speed(test: Speed, speeds: Results) -> Finding:
     """The ratio of times at the longest length; what lies within the spread of the runs stays open."""
     rows = _speed_rows(test, speeds)
-    row, base = (next(r for r in rows if r["mixer"] == name) for name in (test.arm, "softmax"))
+    row, base = (next(r for r in rows if r["mixer"] == name) for name in (str(parse(test.arm)), "softmax"))
     if test.measure == "training":
         ratio, noise = 1 / row["ratio"], max(r["spread"] / r["tokens_per_second"] for r in (row, base))
-        what = "a training step"
+        what, runs = "a training step", speeds["training"]["settings"]["rounds"]
     else:
         ratio = row["forward_ratio"]
         noise = max(r["forward_spread_ms"] / r["forward_ms"] for r in (row, base))
+        runs = speeds["mixers"]["settings"]["repeats"]
         what = f"the {test.measure}, forward at {row['length']:,} tokens,"
-    ours = f"{ratio:.2f} times softmax ± {noise:.0%}"
-    told = f"{what} takes {ratio:.2f} times as long as softmax's, with a spread of {noise:.0%} between runs"
+    spread = f"spread {_whole(noise)} over {runs} runs"
+    ours = f"{ratio:.2f} times softmax, {spread}"
+    told = f"{what} takes {ratio:.2f} times as long as softmax's ({spread})"
+    if runs < LEAST_RUNS:
+        return Finding(ours, "cannot tell", f"{told}; fewer than {LEAST_RUNS} say nothing about the spread")
+    if row.get("length", test.length) < test.length:
+        return Finding(ours, "cannot tell", f"{told}; the claim is about {test.length:,} tokens and more")
     if test.expect == "same":
         apart = abs(ratio - 1)
         held = "yes" if apart + noise <= test.margin else "no" if apart - noise > test.margin else None
-        told += f"; the same means within {test.margin:.0%}"
+        told += f"; the same means within {_whole(test.margin)}"
     else:
         faster = ratio < 1
         held = None if abs(ratio - 1) <= noise else "yes" if faster == (test.expect == "faster") else "no"
@@ -217,7 +233,9 @@ def _numbers(row: Row, results: Results) -> tuple[str, str]:
         low, high = (signed(row[key], width) for key in ("low", "high"))
         text += f"; difference {signed(row['difference'], width)}, 95 % interval {low} to {high}"
     metric = _metric(results, row["metric"])
-    words = f"{metric['label']} of {row['arm']} {PLACES[row['at']]} {shown} against {against}{share}"
+    # What leads to a loss is not measured at a checkpoint.
+    place = "" if row["metric"] == "tokens_to_match" else f" {PLACES[row['at']]}"
+    words = f"{metric['label']} of {row['arm']}{place} {shown} against {against}{share}"
     return f"{text}; {row['pairs']} {'pair' if row['pairs'] == 1 else 'pairs'}", words
 
 
@@ -254,7 +272,12 @@ def _p(pair: Paired) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %".replace("-", "−")
+    text = f"{100 * share:+.1f}"
+    return f"{text if float(text) else f'{100 * share:+.1g}'} %".replace("-", "−")
+
+
+def _whole(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _ordinal(place: int) -> str:

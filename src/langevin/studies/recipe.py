@@ -1,14 +1,15 @@
 """Recipes: one small YAML file for each published table that is tried again.
 
-A recipe says what was claimed, which arms test it, and what to train at three scales. Every key must be known.
-Texts in braces, as in "heat(t={t})", are filled with the `values` of a part, so that one line serves every
-depth.
+A recipe says what was claimed, which arms test it, and what to train at three scales. Every key must be
+known. Names in braces, as in "heat(t={t})", are filled with the `values` of a part, so that one line serves
+every depth.
 """
 
 from __future__ import annotations
 
 import typing
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -66,12 +67,13 @@ class Trend:
 
 @dataclass(frozen=True)
 class Speed:
-    """Is an arm faster than softmax, slower, or within the margin of it?"""
+    """Is an arm faster than softmax, slower, or within the margin of it? At this length or longer."""
 
     measure: Literal["training", "module", "core"]
     arm: str
     expect: Literal["faster", "slower", "same"]
     margin: float = 0.05
+    length: int = 0
 
 
 Test = Difference | NoWorse | Best | Trend | Speed
@@ -186,6 +188,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in found if path.suffix == ".yaml")
 
 
+@cache
 def recipe(name: str) -> Recipe:
     """The recipe of this name."""
     if name not in names():

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Protocol
 
+import torch
 from filelock import FileLock, Timeout
 
 from langevin.data import prepare
@@ -26,6 +27,7 @@ from langevin.studies.collect import collect, data_facts, read_json, run_folder,
 from langevin.studies.display import Display
 from langevin.studies.plan import TUNING_SEED, Plan, settle
 from langevin.studies.report import write_report
+from langevin.studies.sharing import Share, share
 from langevin.studies.work import EVALUATED, Job, finished, work
 from langevin.studies.workers import Began, Ended, Tick, Workers
 from langevin.training.start import pick_device, resolved
@@ -50,7 +52,7 @@ def compare(
 ) -> dict[str, Any]:
     """Make or go on with the comparison in a folder; its results, whose report is written there.
 
-    workers: runs at a time; None for one a core on a CPU and one on a GPU, 0 for this process itself.
+    workers: processes; None for one a core on a CPU, or as many as share a GPU; 0 for this process itself.
     finish: a last change to the results before the report is written.
     """
     device = pick_device(plan.settings.device)
@@ -62,14 +64,14 @@ def compare(
     display = Display(quiet)
     for sentence in terms.unequal(sizes):
         display.say(f"{sentence}; --equalise makes them equal", style="yellow")
-    count = worker_count(plan, device) if workers is None else workers
+    divided = divide(plan, sizes, corpus.vocab_size, device, workers)
     about = {
         "data": data_facts(corpus.manifest, plan.settings.data),
         "commands": [plan.command()],
-        "workers": max(1, count),
+        "workers": max(1, divided.workers * divided.runs),
     }
     about = settle(plan, folder, about)
-    with _alone(folder), _interruptible(), crew(count, plan, device, on) as chosen:
+    with _alone(folder), _interruptible(), crew(divided, plan, device, on) as chosen:
         try:
             _make(plan, folder, chosen, display)
         finally:
@@ -145,26 +147,32 @@ def matching_jobs(plan: Plan, jobs: list[Job]) -> list[Job]:
     ]
 
 
-def worker_count(plan: Plan, device: str) -> int:
-    """How many runs are made at a time, unless the user says: one a core, or one on a GPU."""
-    if device != "cpu":
-        return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores // plan.threads, len(plan.arms) * len(plan.seeds)))
+def divide(
+    plan: Plan, sizes: dict[str, terms.Size], vocab_size: int, device: str, workers: int | None
+) -> Share:
+    """How many runs are made at a time: one a core, or as many as share a GPU, unless the user says."""
+    if device == "cpu":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        most = max(1, min(cores // plan.threads, len(plan.arms) * len(plan.seeds)))
+        return Share(most if workers is None else workers)
+    largest = max(sizes.values(), key=lambda size: size.parameters)
+    memory = torch.cuda.get_device_properties(device).total_memory
+    found = share(plan, largest.flops_per_token, largest.parameters, vocab_size, memory)
+    return found if workers is None else replace(found, workers=workers)
 
 
 @contextmanager
-def crew(workers: int, plan: Plan, device: str, on: On) -> Iterator[Crew]:
+def crew(divided: Share, plan: Plan, device: str, on: On) -> Iterator[Crew]:
     """Who makes the runs: processes here, this process, or a Ray cluster."""
     if on == "ray":
         from langevin.studies.cluster import Cluster
 
         with Cluster(plan.threads, device != "cpu") as cluster:
             yield cluster
-    elif workers == 0:
+    elif divided.workers == 0:
         yield Here()
     else:
-        with Workers(workers, plan.threads) as crew:
+        with Workers(divided.workers, plan.threads, divided.runs) as crew:
             yield crew
 
 

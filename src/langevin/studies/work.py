@@ -67,26 +67,32 @@ def work(job: Job) -> Outcome:
     try:
         if job.at_loss is not None:
             return _matched(job, job.at_loss)
-        (job.folder / "failed.json").unlink(missing_ok=True)
-        _drop_torn(job.folder)
+        fresh(job)
         return _made(job)
     except Exception as error:  # whatever it is, it is this run's own affair
         return fail(job, one_line(error))
     finally:
         torch.set_num_threads(threads)
-        if torch.cuda.is_initialized():
-            _leave_the_gpu_clean()
+        tidied()
 
 
-def _leave_the_gpu_clean() -> None:
-    """For the next run of this process: no memory kept, no compilations counted towards a limit."""
+def fresh(job: Job) -> None:
+    """Clear away what an earlier attempt left that cannot be gone on with."""
+    (job.folder / "failed.json").unlink(missing_ok=True)
+    _drop_torn(job.folder)
+
+
+def tidied() -> None:
+    """Leave the GPU to the next run of this process: no memory kept, no compilations counted towards a
+    limit."""
     import gc
 
     import torch
 
-    torch.compiler.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
+    if torch.cuda.is_initialized():
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _made(job: Job) -> Outcome:

@@ -1,4 +1,4 @@
-"""Processes that make runs, one after another: torch is imported once in each.
+"""Processes that make runs, one after another or several in turns: torch is imported once in each.
 
 A worker that dies takes only its run with it and is replaced. Workers end with the process that started
 them, however it ends.
@@ -13,13 +13,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
-from langevin.studies.work import Job, Outcome, fail, work
+from langevin.studies.sharing import bundles, work_together
+from langevin.studies.work import Job, Outcome, fail
 
 TICK = 0.5  # seconds between looks at the running runs
 PATIENCE = 60  # seconds for a worker to write its checkpoint when asked to stop
@@ -34,14 +35,14 @@ Tick = Callable[[], None]
 class _Worker:
     process: BaseProcess
     line: Connection
-    job: Job | None = None
+    jobs: list[Job] = field(default_factory=list)
 
 
 class Workers:
     """A crew of processes, used as a context: `run` may be called several times."""
 
-    def __init__(self, count: int, threads: int) -> None:
-        self.count, self.threads = count, threads
+    def __init__(self, count: int, threads: int, runs: int = 1) -> None:
+        self.count, self.threads, self.runs = count, threads, runs  # runs: that share a process
         self.crew: list[_Worker] = []
         self.context = multiprocessing.get_context("spawn")
 
@@ -59,9 +60,9 @@ class Workers:
 
     def run(self, jobs: list[Job], began: Began, ended: Ended, tick: Tick) -> None:
         """Make all runs; KeyboardInterrupt leaves every running one at a checkpoint."""
-        waiting = deque(jobs)
+        waiting = deque(bundles(jobs, self.runs) if self.runs > 1 else [[job] for job in jobs])
         try:
-            while waiting or any(worker.job for worker in self.crew):
+            while waiting or any(worker.jobs for worker in self.crew):
                 self._give_out(waiting, began)
                 self._listen(ended)
                 tick()
@@ -69,9 +70,9 @@ class Workers:
             self._stop()
             raise
 
-    def _give_out(self, waiting: deque[Job], began: Began) -> None:
+    def _give_out(self, waiting: deque[list[Job]], began: Began) -> None:
         while waiting:
-            worker = next((w for w in self.crew if w.job is None), None)
+            worker = next((w for w in self.crew if not w.jobs), None)
             if worker is None:
                 if len(self.crew) == self.count:
                     return
@@ -82,21 +83,23 @@ class Workers:
             except OSError:  # it died while it had nothing to do
                 self.crew.remove(worker)
                 continue
-            worker.job = waiting.popleft()
-            began(worker.job)
+            worker.jobs = list(waiting.popleft())
+            for job in worker.jobs:
+                began(job)
 
     def _listen(self, ended: Ended) -> None:
-        busy = {worker.line: worker for worker in self.crew if worker.job is not None}
+        busy = {worker.line: worker for worker in self.crew if worker.jobs}
         for line in wait(list(busy), TICK):
             worker = busy[line]  # type: ignore[index]
-            job, worker.job = worker.job, None
-            assert job is not None
             try:
-                outcome = worker.line.recv()
+                job, outcome = worker.line.recv()
             except (EOFError, OSError):
                 worker.process.join()
                 self.crew.remove(worker)
-                outcome = fail(job, _death(worker.process.exitcode))
+                for job in worker.jobs:
+                    ended(job, fail(job, _death(worker.process.exitcode)))
+                continue
+            worker.jobs.remove(job)
             ended(job, outcome)
 
     def _start(self) -> _Worker:
@@ -108,7 +111,7 @@ class Workers:
         return _Worker(process, ours)
 
     def _stop(self) -> None:
-        busy = [worker for worker in self.crew if worker.job is not None]
+        busy = [worker for worker in self.crew if worker.jobs]
         for worker in busy:
             worker.process.terminate()
         for worker in busy:
@@ -125,15 +128,22 @@ def _serve(line: Connection) -> None:
     def stop(number: int, frame: FrameType | None) -> None:
         os._exit(0)
 
+    stopped: list[Job] = []
+
+    def tell(job: Job, outcome: Outcome) -> None:
+        if outcome.status == "stopped":
+            stopped.append(job)
+        else:
+            line.send((job, outcome))
+
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     while True:
         try:
-            outcome = work(line.recv())
-            if outcome.status == "stopped":
+            work_together(line.recv(), tell)
+            if stopped:
                 os._exit(0)
-            line.send(outcome)
         except (EOFError, OSError):
             os._exit(0)
 

@@ -101,9 +101,9 @@ class TrainConfig:
     """Also send the metrics to tensorboard, wandb, or both separated by a comma (extra `track`)."""
 
     def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
         for f in fields(self):
-            hint = typing.get_type_hints(type(self))[f.name]
-            check_type(f"{f.name}=...", getattr(self, f.name), hint)
+            check_type(f"{f.name}=...", getattr(self, f.name), hints[f.name])
         for name in POSITIVE:
             value = getattr(self, name)
             if value is not None and value <= 0:

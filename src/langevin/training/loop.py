@@ -104,6 +104,8 @@ class Trainer:
     def steps(self, progress: Progress) -> Iterator[None]:
         """Train, giving way after every step: several runs can take turns on one device."""
         config = self.config
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._stream():
             self.parts = self._fitting_parts()
             if not self.state.total:
@@ -128,6 +130,8 @@ class Trainer:
                     self.save()
                     saved_at = self.state.seconds
             yield
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
         progress.stop()
 
     def _due(self, looked: bool, saved_at: float) -> bool:

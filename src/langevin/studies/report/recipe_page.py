@@ -10,13 +10,27 @@ from typing import Any
 from langevin.studies.report.numbers import common_spread, interval, number, sentence_case
 from langevin.studies.report.page import POLICY
 from langevin.studies.report.reading import Results, with_unit
-from langevin.studies.report.svg import WIDE, Frame, Look, axis, drawing, figure, legend, line, scaffold
+from langevin.studies.report.svg import (
+    WIDE,
+    Frame,
+    Look,
+    axis,
+    drawing,
+    exact_axis,
+    figure,
+    legend,
+    line,
+    scaffold,
+)
 from langevin.studies.report.tables import Cell, Column, Row, plain_head, published_table, table
 
 Section = tuple[str, str, str]
 """Key, heading and content."""
 Spot = tuple[float, dict[str, Any]]
 """Where a mean and its interval stand."""
+
+
+NOTE = "Means over seeds; bars are 95 % intervals, drawn from three seeds on."
 
 
 def parts_page(results: Results, over: str | None) -> str:
@@ -54,7 +68,8 @@ def _document(results: Results, facts: list[str], sections: list[Section]) -> st
     held = [section for section in sections if section[2]]
     links = "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, title, _ in held)
     content = "".join(
-        f'<section id="{key}" aria-labelledby="{key}-h"><h2 id="{key}-h">{escape(title)}</h2>{body}</section>'
+        f'<section id="{key}" aria-labelledby="{key}-h">'
+        f'<h2 id="{key}-h">{escape(title)}</h2>{body}</section>'
         for key, title, body in held
     )
     title = escape(results["title"])
@@ -157,16 +172,18 @@ def _chart(results: Results, metric: dict[str, str], at: str, over: str | None) 
     spots = [spot for line_ in lines.values() for spot in line_]
     if len({x for x, _ in spots}) < 2:
         return ""
-    heights = [value for _, s in spots for key in ("low", "mean", "high") if (value := s[key]) is not None]
-    x_axis = axis([x for x, _ in spots], pad=0.06, log=not by_part)
+    heights = [value for _, s in spots for value in (s["mean"], *_ends(s))]
+    places = sorted({x for x, _ in spots})
+    room = 0.06 * (places[-1] - places[0])
+    x_axis = exact_axis(places[0] - room, places[-1] + room, places) if by_part else axis(places, log=True)
     frame = Frame(x_axis, axis(heights, pad=0.08), left=62, top=28, width=WIDE - 62 - 16, height=222)
     marks = []
     for index, drawn in enumerate(lines.values()):
         look = Look(index)
         marks.append(look.line([frame.at(x, s["mean"]) for x, s in drawn]))
         for x, s in drawn:
-            if s["low"] is not None and s["high"] is not None:
-                bar = line(frame.at(x, s["low"]), frame.at(x, s["high"]), "bar")
+            if ends := _ends(s):
+                bar = line(frame.at(x, ends[0]), frame.at(x, ends[1]), "bar")
                 marks.append(f'<g class="whisker" style="{look.style}">{bar}</g>')
             marks.append(look.marker(frame.at(x, s["mean"]), tip=f"{number(s['mean'])} at {over} {x:g}"))
     where = "at the best checkpoint" if at == "summary" else "at the matched loss"
@@ -176,9 +193,12 @@ def _chart(results: Results, metric: dict[str, str], at: str, over: str | None) 
     told = "; ".join(f"{name}: " + ", ".join(number(s["mean"]) for _, s in d) for name, d in lines.items())
     key = f"part-{metric['name']}-{at}"
     picture = drawing(key, title, f"{told}.", (WIDE, 296), body)
-    return figure(
-        title, picture, legend(list(enumerate(lines))), "Means over seeds; bars are 95 % intervals."
-    )
+    return figure(title, picture, legend(list(enumerate(lines))), NOTE)
+
+
+def _ends(summary: dict[str, Any]) -> tuple[float, ...]:
+    """The interval, where it is drawn: of two seeds it would be twelve times as wide as their distance."""
+    return (summary["low"], summary["high"]) if summary["n"] > 2 and summary["low"] is not None else ()
 
 
 def _by_setting(results: Results, name: str, at: str, setting: str) -> dict[str, list[Spot]]:
