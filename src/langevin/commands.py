@@ -17,7 +17,7 @@ from rich.table import Table
 from langevin.errors import UsageError
 
 if TYPE_CHECKING:
-    from langevin.cli import Bench
+    from langevin.cli_mixers import Bench
 
 # What `bench` measures of a mixer when no spec is named, where that is not the bare name.
 BENCHED = {"heat": ["heat(t=0.28)", "heat(t='adaptive')", "heat(t=0.16, alpha=1.0)"]}

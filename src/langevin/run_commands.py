@@ -16,7 +16,7 @@ from langevin.commands import console_for, list_command, quiet_transformers
 from langevin.errors import UsageError
 
 if TYPE_CHECKING:
-    from langevin.cli import Generate, Plot
+    from langevin.cli_runs import Generate, Plot
     from langevin.training.config import TrainConfig
 
 

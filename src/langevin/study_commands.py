@@ -14,7 +14,7 @@ from langevin.errors import UsageError
 from langevin.run_commands import read_seeds
 
 if TYPE_CHECKING:
-    from langevin.cli import Compare, Report, Reproduce
+    from langevin.cli_studies import Compare, Report, Reproduce
 
 
 def compare_command(options: Compare) -> int:

@@ -62,6 +62,7 @@ def _weights(
 ) -> tuple[Tensor, Tensor]:
     """The weights of a block and its mask."""
     i, j, low, high = block
+    mask = view.mask(i, j, low, high)
     p = (q[..., i:j, :] @ k[..., low:high, :].transpose(-1, -2)).to(bias.dtype).add_(bias[..., i:j, None])
     if slopes is not None:
         rows = torch.arange(view.offset + i, view.offset + j, device=p.device)
@@ -69,7 +70,6 @@ def _weights(
         p.sub_(slopes[:, None, None] * distance)
     if sigmoid:
         p.sigmoid_()
-    mask = view.mask(i, j, low, high)
     return p.masked_fill_(~mask, 0.0), mask
 
 

@@ -27,9 +27,9 @@ def flops_per_token(config: LangevinConfig, matrix_parameters: int, context: int
     """Training FLOPs a token, forward and backward.
 
     6 for each parameter that a token is multiplied with (all matrices, the output head among them, the
-    input embedding not), and for mixing, per layer: 6 · width · context for causal attention, which sees half
-    the context on average; 12 · width · head width for a recurrent mixer; nothing for an attention-free
-    one, whose work is in its matrices.
+    input embedding not), and for mixing, per layer: 6 · width · context for causal attention, which sees
+    half the context on average; 12 · width · head width for a recurrent mixer; nothing for an
+    attention-free one, whose work is in its matrices.
     """
     width = config.hidden_size
     mixing = 0.0

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any
 
 from langevin.studies.plan import Plan
@@ -69,6 +66,8 @@ def work_together(jobs: list[Job], ended: Callable[[Job, Outcome], None]) -> Non
         return
     import torch
 
+    from langevin.training.signals import heeding_signals
+
     torch.set_num_threads(jobs[0].threads)
     training = _Training()
     for job in jobs:
@@ -79,7 +78,7 @@ def work_together(jobs: list[Job], ended: Callable[[Job, Outcome], None]) -> Non
             training.add(job)
         except Exception as error:
             ended(job, fail(job, one_line(error)))
-    with training.heeding_signals():
+    with heeding_signals(training.stop):
         for job, cause in training.take_turns():
             ended(job, fail(job, cause))
     for job, stopped, run in training.trained:
@@ -132,21 +131,7 @@ class _Training:
                     yield job, one_line(error)
                 del self.running[job]
 
-    @contextmanager
-    def heeding_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM: every run saves after the step in hand."""
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            for trainer, _ in self.running.values():
-                trainer.asked = number
-
-        try:
-            before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def stop(self, signal: int) -> None:
+        """Every run saves after the step in hand."""
+        for trainer, _ in self.running.values():
+            trainer.ask(signal)

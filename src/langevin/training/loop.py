@@ -11,15 +11,13 @@ B batch, L context.
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -34,6 +32,7 @@ from langevin.training.config import TrainConfig
 from langevin.training.optim import Update, factor, set_rate
 from langevin.training.parallel import World
 from langevin.training.progress import Progress
+from langevin.training.signals import heeding_signals
 
 LOOKS = 10  # evaluations in a run, unless eval_every says otherwise
 SAVE_SECONDS = 30.0  # at least so much training between checkpoints, unless checkpoint_every says otherwise
@@ -96,7 +95,7 @@ class Trainer:
 
     def run(self, progress: Progress) -> State:
         """Train to the end of the budget, or until a signal asks to stop."""
-        with self._signals():
+        with heeding_signals(self.ask):
             for _ in self.steps(progress):
                 pass
         return self.state
@@ -293,7 +292,7 @@ class Trainer:
 
     def _evaluate(self, progress: Progress) -> None:
         state = self.state
-        with self.averaged():
+        with self.update.averaged_weights():
             loss = self.valid_loss()
             if loss < state.best_loss:
                 state.best_loss, state.best_step = loss, state.step
@@ -315,23 +314,9 @@ class Trainer:
         self.model.train()
         return float(torch.stack(losses).sum()) / windows
 
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """The averaged weights in the place of the model's, where there are such."""
-        if self.update.average is None:
-            yield
-            return
-        own = {n: p.detach().clone() for n, p in self.model.named_parameters()}
-        self._put(self.update.average)
-        try:
-            yield
-        finally:
-            self._put(own)
-
-    @torch.no_grad()
-    def _put(self, weights: dict[str, Tensor]) -> None:
-        for name, p in self.model.named_parameters():
-            p.copy_(weights[name])
+    def ask(self, signal: int) -> None:
+        """Ask the run to save and stop after the step in hand."""
+        self.asked = signal
 
     def _precision(self) -> Any:
         if self.config.precision == "fp32":
@@ -405,24 +390,6 @@ class Trainer:
         float(nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None]))
         self.update.forget_gradients()
         checkpoint.set_random_state(random)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the loop after the step in hand, with a checkpoint."""
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            self.asked = number
-
-        try:
-            before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: whoever runs us handles signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def fewest_parts(rows: int, fits: Callable[[int], bool]) -> int:

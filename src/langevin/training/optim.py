@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -195,6 +196,24 @@ class Update:
             optimizer.step()
         if self.average is not None:
             torch._foreach_lerp_(list(self.average.values()), self.averaged, 1 - self.ema)
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """The average in the place of the weights, where there is one."""
+        if self.average is None:
+            yield
+            return
+        own = [p.detach().clone() for p in self.averaged]
+        self._put(list(self.average.values()))
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    @torch.no_grad()
+    def _put(self, weights: list[Tensor]) -> None:
+        for p, value in zip(self.averaged, weights, strict=True):
+            p.copy_(value)
 
     def forget_gradients(self) -> None:
         for optimizer in self.optimizers:
