@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,9 +89,21 @@ def report_command(options: Report) -> int:
     )
     in_place = len(options.runs) == 1 and (options.runs[0] / FILE).is_file()
     folder = options.out or (options.runs[0] if in_place else Path("report"))
+    if _is_recipe(folder):
+        raise UsageError(
+            f"the report in {folder} was made by langevin reproduce and has more in it",
+            "Run langevin reproduce again to renew it, or choose another --out.",
+        )
     write_report(results, folder)
     show(results, folder)
     return 0
+
+
+def _is_recipe(folder: Path) -> bool:
+    try:
+        return bool(json.loads((folder / "results.json").read_text())["kind"] == "recipe")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def show(results: dict[str, Any], folder: Path) -> None:

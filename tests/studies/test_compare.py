@@ -18,13 +18,6 @@ from langevin.studies.plan import Arm, Plan, read_arms, read_plan
 from langevin.studies.runner import compare
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LANGEVIN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A finished comparison of softmax with itself under another name, and with ssmax."""

@@ -25,13 +25,6 @@ HIGH = [2.31, 2.30, 2.33, 2.32, 2.30, 2.31]
 MIXED = [2.01, 2.00, 2.03, 1.99, 2.02, 2.01]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LANGEVIN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Each recipe at smoke scale, made when it is first asked for."""
@@ -371,3 +364,11 @@ def test_the_list_of_recipes_says_what_each_re_tests_and_costs(capsys):
         assert row["re-tests"].startswith("whether ")
         assert re.fullmatch(r"smoke: .+; small: .+; full: .+", row["cost"])
         assert row["source"]
+
+
+def test_a_report_of_the_runs_alone_does_not_replace_that_of_the_recipe(made, capsys):
+    _, folder = made("ssmax-text8")
+    before = (folder / "report.html").read_bytes()
+    assert cli.main(["report", str(folder)]) == 2
+    assert "was made by langevin reproduce" in capsys.readouterr().err
+    assert (folder / "report.html").read_bytes() == before

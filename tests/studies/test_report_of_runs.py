@@ -13,13 +13,6 @@ from langevin.studies.runner import compare
 from langevin.training.start import train
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LANGEVIN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
     """Two mixers, two seeds each, trained one by one; and one with another learning rate."""

@@ -24,8 +24,7 @@ LONG = {"steps": 60, "eval_every": 10, "checkpoint_every": 5}
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LANGEVIN_CACHE", str(tmp_path / "cache"))
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

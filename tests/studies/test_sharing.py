@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from small_study import plan
 
 from langevin.studies.collect import read_json
@@ -14,11 +13,6 @@ from langevin.studies.sharing import Share, bundles, share, work_together
 from langevin.studies.work import Job, Outcome, work
 
 GIB = 2.0**30
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LANGEVIN_CACHE", str(tmp_path / "cache"))
 
 
 def test_runs_that_take_turns_are_the_runs_that_do_not(tmp_path: Path) -> None:

@@ -32,6 +32,21 @@ def test_a_better_arm_is_named_with_size_interval_p_and_pairs():
     )
 
 
+def test_several_arms_are_summed_up_in_one_sentence_first():
+    arms = [
+        arm("softmax", BASE),
+        arm("heat", shifted(-0.05)),
+        arm("sima", shifted(0.4)),
+        arm("again", shifted(0, wobble=0.01)),
+    ]
+    assert results_of(*arms)["verdict"][0] == (
+        "In short, by test loss: heat is better than softmax; sima is worse; "
+        "no difference to softmax was found for again."
+    )
+    few = [arm("softmax", BASE[:2]), arm("heat", BASE[2:4]), arm("sima", BASE[4:6])]
+    assert "In short" not in words(results_of(*few))
+
+
 def test_a_worse_arm_is_called_worse_and_never_better():
     text = words(results_of(arm("softmax", BASE), arm("sigmoid", shifted(0.05))))
     assert "sigmoid is worse than softmax: test loss higher by 0.04" in text

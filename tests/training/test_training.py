@@ -98,6 +98,7 @@ def test_steps_that_are_not_finite_are_skipped_counted_and_end_the_run(
     monkeypatch.setattr(loop.Trainer, "loss", loss)
     run, _ = train(small(tmp_path), tmp_path / "one", quiet=True)
     assert run.metrics("train")[-1]["skipped_steps"] == 1
+    assert 0 < run.metrics("train")[-1]["loss"] < 10
     bad["to"] = 100
     with pytest.raises(WorkError, match="not finite for 5 steps, the last being step 7"):
         train(small(tmp_path, max_bad_steps=5), tmp_path / "many", quiet=True)

@@ -16,29 +16,12 @@ from langevin.objectives.ar import Strided
 from langevin.runs import Run
 
 
-def evaluate(
-    run: Run,
-    split: str = "test",
-    *,
-    stride: int | None = None,
-    device: str = "cpu",
-    batch: int = 16,
-    resamples: int = 1000,
-    limit: int | None = None,
-    attention: bool = True,
-) -> dict[str, Any]:
-    """Likelihood, calibration, attention and learned scalars of a run's best model; kept in its folder."""
-    result = evaluate_model(
-        run,
-        run.model,
-        split,
-        stride=stride,
-        device=device,
-        batch=batch,
-        resamples=resamples,
-        limit=limit,
-        attention=attention,
-    )
+def evaluate(run: Run, split: str = "test", **options: Any) -> dict[str, Any]:
+    """Likelihood, calibration, attention and learned scalars of a run's best model; kept in its folder.
+
+    The options are those of `evaluate_model`.
+    """
+    result = evaluate_model(run, run.model, split, **options)
     (run.path / f"evaluation-{split}.json").write_text(json.dumps(result, indent=1) + "\n")
     return result
 

@@ -38,6 +38,7 @@ def verdict(results: dict[str, Any]) -> list[str]:
         return ["No run finished: there is nothing to compare.", *_failures(arms)]
     primary = [row for row in rows if row["metric"] == metric["name"] and row["at"] == "best"]
     return [
+        *_in_short(primary, metric),
         *_standing(arms, metric),
         *_found(primary, metric),
         *_not_found(primary, metric),
@@ -48,6 +49,26 @@ def verdict(results: dict[str, Any]) -> list[str]:
         *_failures(arms),
         *_unmeasured(arms, metric),
     ]
+
+
+def _in_short(rows: list[Row], metric: Row) -> list[str]:
+    """One sentence over all arms, where there are several and some are judged."""
+    judged: dict[str, list[str]] = {}
+    for row in rows:
+        judged.setdefault(row["verdict"], []).append(row["arm"])
+    judged.pop("too few seeds", None)
+    if len(rows) < 2 or not judged:
+        return []
+    reference = rows[0]["against"]
+    parts: list[str] = []
+    for word in ("better", "worse"):
+        if word in judged:
+            arms = judged[word]
+            than = f"{word} than {reference}" if not parts else word
+            parts.append(f"{listed(arms)} {'are' if len(arms) > 1 else 'is'} {than}")
+    if "no difference found" in judged:
+        parts.append(f"no difference to {reference} was found for {listed(judged['no difference found'])}")
+    return [f"In short, by {metric['label']}: {'; '.join(parts)}."]
 
 
 def _standing(arms: list[dict[str, Any]], metric: Row) -> list[str]:

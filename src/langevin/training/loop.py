@@ -83,7 +83,7 @@ class Trainer:
         if config.train_tokens is not None:
             self.tokens["train"] = self.tokens["train"][: config.train_tokens]
         self.starts = torch.zeros(config.batch // self.world.size, dtype=torch.long, device=self.device)
-        self.lost = torch.zeros((), device=self.device)  # the sum of losses since it was last read
+        self.lost = torch.zeros(2, device=self.device)  # sum and number of losses since they were read
         self.parts = 0
         self.warm = 0
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -215,7 +215,8 @@ class Trainer:
             with parallel.gradients(self.forward, last=i + 1 == len(chunks)):
                 total += self._backward(part)
         self.update()
-        self.lost += total
+        finite = total.isfinite()
+        self.lost += torch.stack([torch.where(finite, total, 0.0), finite.float()])
 
     def _backward(self, part: Tensor) -> Tensor:
         loss = self.loss(part, self.config.batch * self.config.context)
@@ -284,11 +285,11 @@ class Trainer:
             return None
         return {name: parallel.whole(x) for name, x in self.model.state_dict().items()}
 
-    def mean_loss(self, steps: int) -> float:
-        """The mean training loss since it was last asked for, `steps` steps ago."""
-        total = self.world.agree(float(self.lost), "sum")
+    def mean_loss(self) -> float:
+        """The mean training loss since it was last asked for, of the steps that had one."""
+        total, steps = (self.world.agree(x, "sum") for x in self.lost.tolist())
         self.lost.zero_()
-        return total / max(1, steps)
+        return total / (steps / self.world.size) if steps else math.nan
 
     def _evaluate(self, progress: Progress) -> None:
         state = self.state

@@ -57,7 +57,7 @@ class Progress:
         if not self._due(state, trainer):
             return
         steps = state.step - self.logged_step
-        loss = trainer.mean_loss(steps)
+        loss = trainer.mean_loss()
         trainer.read_counters()
         now = time.perf_counter()
         a_step = trainer.config.batch * trainer.config.context

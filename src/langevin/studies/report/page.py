@@ -20,23 +20,32 @@ LONGEST_SAMPLE = 4000
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
+Section = tuple[str, str, str]
+"""Key, heading and content; a section without content is left out."""
+
+
 def page(results: Results) -> str:
     """The whole page as text; the same results give the same text."""
-    sections = [(key, title, body) for key, title, body in _sections(results) if body]
+    return document(results["title"], _facts(results), _sections(results))
+
+
+def document(title: str, facts: str, sections: Iterable[Section]) -> str:
+    """The frame of every page: its policy, style, contents and script. The facts are HTML already."""
+    sections = [section for section in sections if section[2]]
     links = "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, title, _ in sections)
     content = "".join(
         f'<section id="{key}" aria-labelledby="{key}-h">'
         f'<h2 id="{key}-h">{escape(title)}</h2>{body}</section>'
         for key, title, body in sections
     )
-    title = escape(results["title"])
+    title = escape(title)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
         f"<title>{title}</title>\n<style>\n{_asset('style.css')}</style>\n</head>\n<body>\n"
-        f'<header><h1>{title}</h1><p class="facts">{_facts(results)}</p></header>\n'
+        f'<header><h1>{title}</h1><p class="facts">{facts}</p></header>\n'
         f'<nav aria-label="Contents"><ul>{links}</ul></nav>\n<main>\n{content}\n</main>\n'
         f"<script>\n{_asset('sort.js')}</script>\n</body>\n</html>\n"
     )
@@ -46,8 +55,8 @@ def _asset(name: str) -> str:
     return files("langevin.studies.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _sections(results: Results) -> Iterable[tuple[str, str, str]]:
-    """Key, heading and content of every section, in reading order; content may be empty."""
+def _sections(results: Results) -> Iterable[Section]:
+    """Every section, in reading order."""
     differences = _grid(charts.forests(results))
     reliability = _grid(model_charts.reliabilities(results), "small-grid")
     yield "verdict", "Verdict", _verdict(results)

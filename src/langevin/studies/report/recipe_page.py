@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 from langevin.studies.report.numbers import common_spread, interval, number, sentence_case
-from langevin.studies.report.page import POLICY
+from langevin.studies.report.page import Section, document
 from langevin.studies.report.reading import Results, with_unit
 from langevin.studies.report.svg import (
     WIDE,
@@ -24,8 +23,6 @@ from langevin.studies.report.svg import (
 )
 from langevin.studies.report.tables import Cell, Column, Row, plain_head, published_table, table
 
-Section = tuple[str, str, str]
-"""Key, heading and content."""
 Spot = tuple[float, dict[str, Any]]
 """Where a mean and its interval stand."""
 
@@ -65,25 +62,7 @@ def speed_page(results: Results) -> str:
 
 
 def _document(results: Results, facts: list[str], sections: list[Section]) -> str:
-    held = [section for section in sections if section[2]]
-    links = "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, title, _ in held)
-    content = "".join(
-        f'<section id="{key}" aria-labelledby="{key}-h">'
-        f'<h2 id="{key}-h">{escape(title)}</h2>{body}</section>'
-        for key, title, body in held
-    )
-    title = escape(results["title"])
-    asset = files("langevin.studies.report").joinpath
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        f"<title>{title}</title>\n<style>\n{asset('style.css').read_text(encoding='utf-8')}</style>\n</head>\n"
-        f'<body>\n<header><h1>{title}</h1><p class="facts">{" · ".join(escape(f) for f in facts if f)}</p>'
-        f'</header>\n<nav aria-label="Contents"><ul>{links}</ul></nav>\n<main>\n{content}\n</main>\n'
-        f"<script>\n{asset('sort.js').read_text(encoding='utf-8')}</script>\n</body>\n</html>\n"
-    )
+    return document(results["title"], " · ".join(escape(fact) for fact in facts if fact), sections)
 
 
 def _claims(results: Results) -> list[Section]:
