@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,3 +246,14 @@ def test_low_precision_trains_with_weights_in_float32(precision: Any, tmp_path: 
     losses = [row["loss"] for row in run.metrics("valid")]
     assert losses[-1] < losses[0] - 0.1
     assert {p.dtype for p in run.model.parameters()} == {torch.float32}
+
+
+def test_a_tracker_that_is_not_here_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UsageError, match="needs the package wandb"):
+        train(small(tmp_path, track="wandb"), tmp_path / "run", quiet=True)
+    with pytest.raises(UsageError, match="unknown tracker 'tensorbord'"):
+        train(small(tmp_path, track="tensorbord"), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()

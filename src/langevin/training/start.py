@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -18,14 +17,11 @@ from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.config import LangevinConfig
 from langevin.models.cost import flops_of
 from langevin.runs import Run, environment
-from langevin.training import checkpoint, parallel
+from langevin.training import checkpoint, parallel, track
 from langevin.training.config import TrainConfig
 from langevin.training.loop import Trainer
 from langevin.training.parallel import World
 from langevin.training.progress import Progress, cut_metrics
-
-if TYPE_CHECKING:
-    from langevin.training.track import Tracker
 
 # Settings that may change when a run goes on: they do not change what is computed.
 MAY_CHANGE = ("device", "keep", "checkpoint_every", "accumulate", "parallel", "graphs", "track")
@@ -58,6 +54,7 @@ def prepared(
     console = Console(stderr=True, quiet=quiet or not world.first)
     going_on = bool(world.agree(_open(folder, config, resume) if world.first else False))
     model_config(config, vocab_size=2, eos=0)  # what cannot be built should not wait for the data
+    track.check(_tracked(config))
     corpus = prepare(config.data, tokenizer=config.tokenizer, progress=not quiet and world.first)
     torch.manual_seed(config.seed)
     trainer = Trainer(config, build(config, corpus).to(device), corpus, folder, world)
@@ -70,15 +67,13 @@ def prepared(
         torch.manual_seed(hash((config.seed, world.rank)))
     if going_on:
         _go_on(trainer, console)
-    trackers = _trackers(trainer) if config.track and world.first else ()
+    wanted = _tracked(config) if world.first else []
+    trackers = track.trackers(wanted, folder, asdict(config), trainer.state.step)
     return trainer, Progress(folder, quiet, writes=world.first, trackers=trackers)
 
 
-def _trackers(trainer: Trainer) -> Sequence[Tracker]:
-    from langevin.training.track import trackers
-
-    names = [name.strip() for name in (trainer.config.track or "").split(",")]
-    return trackers(names, trainer.folder, asdict(trainer.config), trainer.state.step)
+def _tracked(config: TrainConfig) -> list[str]:
+    return [name.strip() for name in config.track.split(",")] if config.track else []
 
 
 def _go_on(trainer: Trainer, console: Console) -> None:

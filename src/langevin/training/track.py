@@ -7,8 +7,10 @@ row's step; what is no number stays in the file.
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Iterable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,15 +80,23 @@ class WandB:
 TRACKERS: dict[str, type[TensorBoard] | type[WandB]] = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
+def check(names: Iterable[str]) -> None:
+    """Refuse unknown trackers, and those whose package is not here."""
+    for name in names:
+        if name not in TRACKERS:
+            raise unknown("tracker", name, TRACKERS)
+        known = sys.modules[name] if name in sys.modules else find_spec(name)
+        if known is None:
+            raise _missing(name)
+
+
 def trackers(names: Iterable[str], folder: Path, config: dict[str, Any], step: int = 0) -> list[Tracker]:
     """The named trackers of a run; step is where it goes on from, 0 at its start.
 
     Unknown names and packages that are not here are refused before anything is opened.
     """
     wanted = list(dict.fromkeys(names))
-    for name in wanted:
-        if name not in TRACKERS:
-            raise unknown("tracker", name, TRACKERS)
+    check(wanted)
     opened: list[Tracker] = []
     try:
         opened.extend(TRACKERS[name](folder, config, step) for name in wanted)
