@@ -107,6 +107,7 @@ def _add_estimate(table: Table, name: str, value: Any, floor: Any = None) -> Non
 
 
 def generate_command(options: Generate) -> int:
+    import transformers
     from transformers import TextStreamer
 
     from langevin.generation import Request, Sampling, Text, generate
@@ -119,6 +120,11 @@ def generate_command(options: Generate) -> int:
         raise UsageError("samples and batch must be 1 or more")
     run = load(options.run_folder)
     model, tokenizer = run.model.to(pick_device("auto")), run.tokenizer
+    transformers.utils.logging.set_verbosity_error()  # its reminders would stand amid the text
+    longest = max(len(tokenizer(prompt).input_ids) for prompt in options.prompt or ("",)) + options.tokens
+    if longest > run.config.context and model.config.positions != "learned":
+        note = f"up to {longest} tokens: beyond the {run.config.context} it was trained with"
+        console_for(stderr=True).print(note, style="dim")
     seeds = range(options.seed, options.seed + options.samples)
     requests = [Request(prompt, seed) for prompt in options.prompt or ("",) for seed in seeds]
     streams = len(requests) == 1 and not options.json

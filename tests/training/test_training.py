@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from small_run import small
+from small_run import fingerprint, small
 
 import langevin
 from langevin import cli
 from langevin.errors import UsageError, WorkError
 from langevin.mixers import Scalars
-from langevin.training import loop, optim
+from langevin.training import feed, loop, optim
 from langevin.training.config import TrainConfig
 from langevin.training.start import build, estimate, train
 
@@ -226,8 +226,9 @@ def test_the_first_tokens_alone_are_trained_on_where_asked_for(tmp_path: Path) -
     config = small(tmp_path, train_tokens=100)
     corpus = prepare(config.data, "bytes", progress=False)
     trainer = loop.Trainer(config, build(config, corpus), corpus, tmp_path)
-    assert trainer.tokens["train"].tolist() == corpus.tokens("train")[:100].tolist()
-    starts = [int(s) for step in range(50) for s in trainer.windows(step)]
+    assert trainer.feed.train is not None
+    assert trainer.feed.train.tolist() == corpus.tokens("train")[:100].tolist()
+    starts = [int(s) for step in range(50) for s in trainer.feed.windows(step)]
     assert 0 <= min(starts) <= max(starts) < 100
 
 
@@ -257,3 +258,13 @@ def test_a_tracker_that_is_not_here_is_refused_before_anything_is_written(
     with pytest.raises(UsageError, match="unknown tracker 'tensorbord'"):
         train(small(tmp_path, track="tensorbord"), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_text_too_large_for_the_device_trains_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(tmp_path, steps=6, train_tokens=1000)
+    train(config, tmp_path / "there", quiet=True)
+    monkeypatch.setattr(feed, "room_for_tokens", lambda device: 0)
+    train(config, tmp_path / "here", quiet=True)
+    assert fingerprint(tmp_path / "there", 6) == fingerprint(tmp_path / "here", 6)

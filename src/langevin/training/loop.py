@@ -29,6 +29,7 @@ from langevin.models.cost import flops_of
 from langevin.objectives import ar
 from langevin.training import checkpoint, parallel
 from langevin.training.config import TrainConfig
+from langevin.training.feed import Feed
 from langevin.training.optim import Update, factor, set_rate
 from langevin.training.parallel import World
 from langevin.training.progress import Progress
@@ -79,10 +80,7 @@ class Trainer:
         self.training_loss: Callable[[Tensor, int | None], Tensor] = partial(self._loss, self.forward)
         if config.compile == "on":
             self.training_loss = torch.compile(self.training_loss, dynamic=False)
-        self.tokens = {split: corpus.device_tokens(split, self.device) for split in ("train", "valid")}
-        if config.train_tokens is not None:
-            self.tokens["train"] = self.tokens["train"][: config.train_tokens]
-        self.starts = torch.zeros(config.batch // self.world.size, dtype=torch.long, device=self.device)
+        self.feed = Feed(config, corpus, self.device, self.world)
         self.lost = torch.zeros(2, device=self.device)  # sum and number of losses since they were read
         self.parts = 0
         self.warm = 0
@@ -171,29 +169,9 @@ class Trainer:
         if not self.world.first:  # the first process goes on with the random stream of the checkpoint
             torch.manual_seed(hash((self.config.seed, self.world.rank, self.state.step)))
 
-    def batch(self, split: str, starts: Any) -> Tensor:
-        """Windows of context + 1 tokens, gathered on the device."""
-        tokens = self.tokens[split]
-        index = torch.as_tensor(starts, device=self.device)[:, None]
-        index = index + torch.arange(self.config.context + 1, device=self.device)
-        return tokens[index % len(tokens)].long()
-
-    def windows(self, step: int) -> Any:
-        """Where the windows of a step start, over all processes."""
-        config = self.config
-        return self.corpus.windows(
-            "train",
-            step,
-            seed=config.seed,
-            batch=config.batch,
-            context=config.context,
-            first=config.train_tokens,
-        )
-
     def _step(self, step: int) -> None:
         set_rate(self.update.optimizers, factor(step, self.state.total, self.config))
-        mine = torch.from_numpy(self.world.share(self.windows(step)))
-        self.starts.copy_(mine, non_blocking=True)
+        self.feed.put(step)
         if self.graph is not None:
             self.graph.replay()
         else:
@@ -210,7 +188,7 @@ class Trainer:
         """Everything that a step does on the device."""
         self.update.forget_gradients()
         total = torch.zeros((), device=self.device)
-        chunks = self.batch("train", self.starts).chunk(self.parts)
+        chunks = self.feed.batch().chunk(self.parts)
         for i, part in enumerate(chunks):
             with parallel.gradients(self.forward, last=i + 1 == len(chunks)):
                 total += self._backward(part)
@@ -271,7 +249,7 @@ class Trainer:
             last = self.state.step - 1 if self.on_gpu else self.state.step
             raise WorkError(
                 f"the gradient was not finite for {self.state.bad_in_a_row} steps, the last being step "
-                f"{last} (windows starting at {[int(s) for s in self.windows(last)[:4]]} ...)",
+                f"{last} (windows starting at {[int(s) for s in self.feed.windows(last)[:4]]} ...)",
                 "Lower --lr, raise --warmup, or use --precision fp32; the last checkpoint is whole.",
             )
 
@@ -305,15 +283,11 @@ class Trainer:
     @torch.no_grad()
     def valid_loss(self) -> float:
         """Mean loss on the first eval_tokens validation tokens, in windows without overlap."""
-        context, tokens = self.config.context, self.tokens["valid"]
-        windows = max(1, min(self.config.eval_tokens, len(tokens) - 1) // context)
-        starts = torch.arange(windows) * context
         self.model.eval()
-        losses = [
-            self.loss(self.batch("valid", part)) * len(part) for part in starts.split(self.config.batch)
-        ]
+        batches = self.feed.validation()
+        losses = [self.loss(tokens) * len(tokens) for tokens in batches]
         self.model.train()
-        return float(torch.stack(losses).sum()) / windows
+        return float(torch.stack(losses).sum()) / sum(map(len, batches))
 
     def ask(self, signal: int) -> None:
         """Ask the run to save and stop after the step in hand."""
@@ -348,7 +322,7 @@ class Trainer:
             return config.steps
         if config.minutes is None:
             return max(1, math.ceil((config.tokens or 10_000_000) / a_step))
-        a_look = min(config.eval_tokens, len(self.tokens["valid"])) / a_step / 3
+        a_look = min(config.eval_tokens, len(self.feed.valid)) / a_step / 3
         return max(20, int(config.minutes * 60 / self.seconds_a_step() - LOOKS * a_look))
 
     def seconds_a_step(self) -> float:
@@ -364,7 +338,7 @@ class Trainer:
 
     def _fitting_parts(self) -> int:
         """As few parts a step as fit into the memory of the device, found by trying."""
-        rows = len(self.starts)
+        rows = len(self.feed.starts)
         if self.config.accumulate is not None or not self.on_gpu or self.world.size > 1:
             return min(rows, self.config.accumulate or 1)
         held = [torch.empty_like(p) for p in self.model.parameters() for _ in range(2)]  # the moments
@@ -386,8 +360,8 @@ class Trainer:
     def _try(self, parts: int) -> None:
         """A backward pass that leaves no trace, finished when this returns."""
         random = checkpoint.random_state()
-        starts = torch.arange(len(self.starts)) * self.config.context
-        self._backward(self.batch("train", starts).chunk(parts)[0])
+        self.feed.put(0)
+        self._backward(self.feed.batch().chunk(parts)[0])
         float(nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None]))
         self.update.forget_gradients()
         checkpoint.set_random_state(random)

@@ -150,7 +150,7 @@ def estimate(config: TrainConfig) -> dict[str, Any]:
     return {
         "parameters": parameters,
         "of which embeddings": model.get_input_embeddings().weight.numel(),
-        "training tokens in the data": len(trainer.tokens["train"]),
+        "training tokens in the data": len(corpus.tokens("train")),
         "tokens a step": a_step,
         "steps": steps or round(60 * (config.minutes or 0) / seconds),
         "FLOPs a token": round(flops),
