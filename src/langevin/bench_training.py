@@ -44,9 +44,9 @@ class RandomTokens:
     def tokens(self, split: str) -> np.ndarray:
         return np.empty(self.count, np.uint16)  # only its length is asked for
 
-    def device_tokens(self, split: str, device: torch.device) -> torch.Tensor:
+    def device_tokens(self, split: str, device: torch.device, first: int) -> torch.Tensor:
         draw = torch.Generator().manual_seed(0)
-        size = self.count if split == "train" else 1024
+        size = min(self.count, first)
         return torch.randint(self.vocab_size, (size,), generator=draw, dtype=torch.int32).to(device)
 
     def windows(
@@ -68,7 +68,6 @@ class TrainingSpeed:
     flops: float  # per second
     of_matmul: float
     of_vendor_peak: float | None
-    peak_memory_bytes: int | None
 
 
 def bench_training(
@@ -169,7 +168,6 @@ class _Case:
             flops=flops,
             of_matmul=flops / product,
             of_vendor_peak=None if vendor is None else flops / vendor,
-            peak_memory_bytes=torch.cuda.max_memory_reserved() if trainer.on_gpu else None,
         )
 
 

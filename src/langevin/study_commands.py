@@ -53,6 +53,7 @@ def compare_command(options: Compare) -> int:
 
 def run_comparison(plan: Any, options: Any) -> int:
     """Make a comparison and say what it found; exit status 1 when a run failed, 130 when interrupted."""
+    from langevin.studies.collect import unmatched
     from langevin.studies.runner import compare
 
     quiet_transformers()
@@ -68,7 +69,15 @@ def run_comparison(plan: Any, options: Any) -> int:
     failed = [f"{arm['name']} seed {run['seed']}" for arm, run in _failures(results)]
     if failed:
         print(f"{len(failed)} runs failed: {', '.join(failed)}; the same command tries them again")
-    return 1 if failed else 0
+    missing = [f"{arm} seed {seed}" for arm, seed in unmatched(results)]
+    if missing:
+        print(f"not measured at the matched loss: {', '.join(missing)}; the same command tries again")
+    trials = [
+        a["name"] for a in results["arms"] if any(t["valid_loss"] is None for t in a.get("tuning", []))
+    ]
+    if trials:
+        print(f"some learning rates of {', '.join(trials)} failed: see what was not controlled")
+    return 1 if failed or missing or trials else 0
 
 
 def report_command(options: Report) -> int:
@@ -117,7 +126,9 @@ def show(results: dict[str, Any], folder: Path) -> None:
     for arm in results["arms"]:
         found = arm["summary"].get(results["primary"])
         done = [run for run in arm["runs"] if run["status"] == "done"]
-        pace = sum(run["cost"]["tokens_per_second"] for run in done) / len(done) if done else None
+        paces = [run["cost"]["tokens_per_second"] for run in done]
+        known = [pace for pace in paces if pace is not None]
+        pace = sum(known) / len(known) if known else None
         table.add_row(
             arm["name"],
             "" if found is None else f"{found['mean']:.4f}",

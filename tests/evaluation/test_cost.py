@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from langevin.evaluation import cost
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.config import LangevinConfig
+from langevin.models.cost import flops_of, peak_flops
 
 WIDTH, LAYERS, VOCAB, CONTEXT = 16, 2, 11, 24
 
@@ -74,3 +76,21 @@ def test_peak_memory_is_known_on_cuda_only():
         cost.reset_peak_memory("cuda")
         held = torch.zeros(2**20, device="cuda")
         assert cost.peak_memory("cuda") >= held.numel() * 4
+
+
+@pytest.mark.parametrize(
+    "mixer", ["neighbor", "neighbor(iters=8)", "neighbor(kind='linear')", "neighbor(shared=False)"]
+)
+def test_the_flops_of_an_attention_free_model_are_those_that_torch_counts(mixer):
+    m = model(mixer, hidden_size=32).train()
+    tokens = torch.zeros(1, CONTEXT, dtype=torch.long)
+    with FlopCounterMode(display=False) as counted:
+        m(tokens, use_cache=False).logits.sum().backward()
+    assert flops_of(m, CONTEXT) * CONTEXT == pytest.approx(counted.get_total_flops(), rel=0.03)
+
+
+def test_peaks_are_those_of_the_very_device():
+    assert peak_flops("NVIDIA H200") == 989e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
+    assert peak_flops("NVIDIA RTX A1000") is None
+    assert peak_flops("NVIDIA L40") is None

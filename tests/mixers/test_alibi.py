@@ -265,3 +265,10 @@ def test_mixers_without_logits_refuse() -> None:
         mixers.attend(*torch.randn(3, B, H, L, 8), "sima", alibi=True)
     with pytest.raises(UsageError, match="sima has no logits"):
         mixers.build("sima", width=16, heads=4, positions="alibi")
+
+
+def test_a_small_scale_does_not_overflow_half_precision():
+    q, k, v = (torch.randn(1, 4, 40, 16, dtype=torch.float16) for _ in range(3))
+    exact = mixers.attend(*(x.double() for x in (q, k, v)), "heat(t=300.0)", causal=True, alibi=True)
+    found = mixers.attend(q, k, v, "heat(t=300.0)", causal=True, alibi=True)
+    torch.testing.assert_close(found.double(), exact, atol=5e-3, rtol=5e-3)

@@ -16,6 +16,7 @@ from langevin.studies import terms, work
 from langevin.studies.collect import matched_loss, tokens_to
 from langevin.studies.plan import Arm, Plan, read_arms, read_plan
 from langevin.studies.runner import compare
+from langevin.training import start
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +149,45 @@ def test_a_learning_rate_at_the_edge_of_those_tried_is_told(tmp_path):
     results = compare(one, tmp_path / "cmp", workers=0, quiet=True)
     told = [sentence for sentence in results["not_controlled"] if "is the largest tried" in sentence]
     assert len(told) == 2
+
+
+def test_a_trial_that_succeeds_later_does_not_change_what_runs_were_trained_with(tmp_path, monkeypatch):
+    one = plan(tmp_path, seeds=(0,), tune="lr", trials=3)
+    whole = start.train
+
+    def fails(config, *rest, **more):
+        if config.lr == 2e-3 and config.mixer == "softmax":
+            raise RuntimeError("out of memory")
+        return whole(config, *rest, **more)
+
+    monkeypatch.setattr(start, "train", fails)
+    first = compare(one, tmp_path / "cmp", workers=0, quiet=True)
+    assert [trial["valid_loss"] is None for trial in first["arms"][0]["tuning"]] == [False, False, True]
+    assert any("Trials of softmax that failed" in sentence for sentence in first["not_controlled"])
+    monkeypatch.setattr(start, "train", whole)
+    again = compare(one, tmp_path / "cmp", workers=0, quiet=True)
+    assert again["arms"][0]["changes"] == first["arms"][0]["changes"]
+    config = load(tmp_path / "cmp" / again["arms"][0]["runs"][0]["path"]).config
+    assert config.lr == again["arms"][0]["changes"]["lr"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"), [("done.json", "{}"), ("done.json", "[1]"), ("done.json", '{"a')]
+)
+def test_a_damaged_record_is_refused_in_one_line(file, text, tmp_path):
+    one = plan(tmp_path, seeds=(0,))
+    compare(one, tmp_path / "cmp", workers=0, quiet=True)
+    (tmp_path / "cmp" / "ssmax" / "seed-0" / file).write_text(text)
+    with pytest.raises(UsageError, match=file):
+        compare(one, tmp_path / "cmp", workers=0, quiet=True)
+
+
+def test_names_that_cannot_be_folders_are_refused_or_shortened(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot be called report\.html"):
+        plan(tmp_path, "softmax", "report.html=ssmax")
+    long = Arm("x" * 300, "softmax")
+    assert len(long.slug) < 100
+    assert long.slug != Arm("x" * 301, "softmax").slug
 
 
 def test_differences_in_parameters_are_told_and_can_be_made_equal(tmp_path):

@@ -113,6 +113,38 @@ def test_a_damaged_run_folder_is_refused(name, runs, tmp_path, capsys):
     assert len(capsys.readouterr().err.strip().splitlines()) == 2
 
 
+def test_an_evaluation_of_an_earlier_model_is_made_again(runs, tmp_path):
+    folder = tmp_path / "run"
+    run, _ = train(settings(runs), folder, quiet=True)
+    assert report(folder, "--out", tmp_path / "x") == 0
+    path = folder / "evaluation-test.json"
+    fresh = json.loads(path.read_text())
+    assert fresh["step"] == min(run.metrics("valid"), key=lambda row: row["loss"])["step"]
+    path.write_text(json.dumps({**fresh, "step": 1, "tokens": 0}))
+    assert report(folder, "--out", tmp_path / "x") == 0
+    assert json.loads(path.read_text()) == fresh
+
+
+def test_runs_scored_with_other_strides_are_refused(runs, capsys, tmp_path):
+    one, two = runs / "softmax" / "seed-0", runs / "sima" / "seed-0"
+    for folder in (one, two):
+        assert report(folder, "--out", tmp_path / "x") == 0
+    path = two / "evaluation-test.json"
+    whole = path.read_text()
+    path.write_text(json.dumps({**json.loads(whole), "stride": 1}))
+    assert report(one, two, "--out", tmp_path / "y") == 2
+    assert "stride" in capsys.readouterr().err
+    path.write_text(whole)
+
+
+def test_the_report_of_a_comparison_takes_another_metric_and_refuses_an_unknown_one(tmp_path, capsys):
+    compare(plan(tmp_path, seeds=(0,)), tmp_path / "cmp", workers=0, quiet=True)
+    assert report(tmp_path / "cmp", "--primary", "foo") == 2
+    assert report(tmp_path / "cmp", "--primary", "ece", "--title", "Mine", "--out", tmp_path / "x") == 0
+    made = json.loads((tmp_path / "x" / "results.json").read_text())
+    assert (made["primary"], made["title"]) == ("ece", "Mine")
+
+
 def test_the_report_needs_a_run(capsys):
     assert report() == 2
     assert "no run folder came" in capsys.readouterr().err

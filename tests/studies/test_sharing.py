@@ -29,6 +29,8 @@ def test_runs_that_take_turns_are_the_runs_that_do_not(tmp_path: Path) -> None:
         assert ours is not None
         assert theirs is not None
         assert ours["values"] == theirs["values"]
+        assert ours["cost"]["tokens_per_second"] is None  # it would be that of all together
+        assert theirs["cost"]["tokens_per_second"] > 0
         assert [row["loss"] for row in ours["curve"]] == [row["loss"] for row in theirs["curve"]]
 
 

@@ -71,6 +71,23 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(optimizer: Any
     assert not torch.equal(next(model.parameters()), before[0])
 
 
+def test_the_average_stands_still_while_a_step_is_left_out() -> None:
+    model = two_layers()
+    update = Update(model, TrainConfig(ema=0.5))
+    with_gradients(model)
+    update()
+    assert update.average is not None
+    before = [x.clone() for x in update.average.values()]
+    next(with_gradients(model, 2).parameters()).grad[0, 0] = float("nan")  # type: ignore[index]
+    update()
+    for x, old in zip(update.average.values(), before, strict=True):
+        assert torch.equal(x, old)
+    with_gradients(model, 3)
+    update()
+    for x, old, p in zip(update.average.values(), before, model.parameters(), strict=True):
+        torch.testing.assert_close(x, (old + p) / 2)
+
+
 def test_large_gradients_are_clipped_to_the_norm() -> None:
     small, large = two_layers(), two_layers()
     with_gradients(small)

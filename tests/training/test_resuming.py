@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from small_run import (
 )
 
 from langevin.errors import UsageError, WorkError
-from langevin.training import checkpoint, loop
+from langevin.training import checkpoint, loop, optim
 from langevin.training.start import train
 
 
@@ -100,9 +100,14 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path, monkeypatch: py
     whole = checkpoint.save_file
 
     def full(tensors: Any, path: Path) -> None:
-        if "step-8" in str(path):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        whole(tensors, path)
+        if "step-8" not in str(path):
+            return whole(tensors, path)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            return whole(tensors, path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(WorkError, match="step 8 could not be written"):
@@ -111,6 +116,38 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path, monkeypatch: py
     assert kept is not None
     assert kept.name == "step-4"
     assert [p.name for p in kept.parent.iterdir()] == ["step-4"]
+
+
+@pytest.mark.parametrize("changes", [{"optimizer": "muon"}, {"precision": "fp16"}], ids=str)
+def test_every_optimiser_and_the_scale_of_the_loss_are_resumed(
+    changes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optim.Update, "PATIENCE", 5)  # good steps before the scale of the loss doubles
+    config = small(tmp_path, **changes)
+    train(config, tmp_path / "whole", quiet=True)
+    step = loop.Trainer._step
+
+    def dies(self: loop.Trainer, number: int) -> None:
+        if number == 6:
+            raise KeyboardInterrupt
+        step(self, number)
+
+    monkeypatch.setattr(loop.Trainer, "_step", dies)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "cut", quiet=True)
+    monkeypatch.setattr(loop.Trainer, "_step", step)
+    train(config, tmp_path / "cut", resume=True, quiet=True)
+    assert fingerprint(tmp_path / "cut", 12) == fingerprint(tmp_path / "whole", 12)
+
+
+def test_a_new_checkpoint_is_kept_where_a_damaged_later_one_lies(tmp_path: Path) -> None:
+    config = small(tmp_path, keep=1, checkpoint_every=2)
+    train(config, tmp_path / "run", quiet=True)
+    folder = tmp_path / "run" / "checkpoints"
+    checkpoint.prune(folder, 1, None, 12)
+    (folder / "step-14").mkdir()
+    checkpoint.prune(folder, 1, None, 12)
+    assert [p.name for p in folder.iterdir()] == ["step-12"]
 
 
 def test_averaged_weights_are_resumed_too(tmp_path: Path) -> None:

@@ -268,3 +268,45 @@ def test_a_text_too_large_for_the_device_trains_the_same(
     monkeypatch.setattr(feed, "room_for_tokens", lambda device: 0)
     train(config, tmp_path / "here", quiet=True)
     assert fingerprint(tmp_path / "there", 6) == fingerprint(tmp_path / "here", 6)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"clip": 0.0},
+        {"max_bad_steps": 0},
+        {"muon_lr": -1.0},
+        {"weight_decay": -5.0},
+        {"beta2": 1.0},
+        {"seed": -1},
+        {"train_tokens": 10},
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_are_refused(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        small(tmp_path, **wrong)
+
+
+def test_a_validation_text_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="validation tokens, too few for a context of 400"):
+        train(small(tmp_path, context=400), tmp_path / "run", quiet=True)
+
+
+def test_only_the_tokens_that_are_used_go_to_the_device(tmp_path: Path) -> None:
+    from langevin.data import prepare
+
+    config = small(tmp_path, train_tokens=100, eval_tokens=64)
+    corpus = prepare(config.data, "bytes", progress=False)
+    fed = loop.Trainer(config, build(config, corpus), corpus, tmp_path).feed
+    assert fed.train is not None
+    assert fed.train.untyped_storage().nbytes() == 400
+    assert len(fed.valid) == 65
+
+
+def test_a_validation_loss_that_is_not_a_number_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop.Trainer, "valid_loss", lambda self: float("nan"))
+    with pytest.raises(WorkError, match="the validation loss at step 4 is nan"):
+        train(small(tmp_path), tmp_path / "run", quiet=True)

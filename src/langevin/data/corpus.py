@@ -108,11 +108,13 @@ class Corpus:
         where = self.batch_indices(split, step, seed=seed, batch=batch, context=context)
         return self.tokens(split)[where].astype(np.int64)
 
-    def device_tokens(self, split: str, device: str | torch.device, wrap: int = 0) -> torch.Tensor:
-        """The whole split as one int32 tensor on a device, followed by its first `wrap` tokens again."""
+    def device_tokens(
+        self, split: str, device: str | torch.device, wrap: int = 0, first: int | None = None
+    ) -> torch.Tensor:
+        """A split, or its first tokens, as one int32 tensor on a device, then `wrap` of them again."""
         import torch
 
-        tokens = self.tokens(split)
+        tokens = self.tokens(split)[:first]
         whole = np.concatenate([tokens, np.resize(tokens, wrap)]).astype(np.int32)
         return torch.from_numpy(whole).to(device)
 

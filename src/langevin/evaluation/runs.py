@@ -21,7 +21,9 @@ def evaluate(run: Run, split: str = "test", **options: Any) -> dict[str, Any]:
 
     The options are those of `evaluate_model`.
     """
+    rows = [row for row in run.metrics("valid") if row.get("best")]
     result = evaluate_model(run, run.model, split, **options)
+    result["step"] = rows[-1]["step"] if rows else None  # of the best model
     (run.path / f"evaluation-{split}.json").write_text(json.dumps(result, indent=1) + "\n")
     return result
 

@@ -152,8 +152,9 @@ class SoftmaxMechanism(Mechanism):
             q_BHQD, k_BHKD, v_BHKD = (as_computed(x) for x in (q_BHQD, k_BHKD, v_BHKD))
         if offset is not None:
             q_BHQD, k_BHKD = with_key_offset(q_BHQD, k_BHKD, offset)
-        if geometry.alibi and q_BHQD.dtype == wide(q_BHQD.dtype):  # a kernel's scale would round positions
-            q_BHQD, tau = q_BHQD * tau, 1.0
+        if geometry.alibi and q_BHQD.dtype != torch.bfloat16:
+            # A kernel's scale would round positions, and slopes over a small one overflow float16.
+            q_BHQD, tau = (q_BHQD.to(wide(q_BHQD.dtype)) * tau).to(q_BHQD.dtype), 1.0
         q_BHQD, scale = scaled(q_BHQD, tau)
         bias = None
         if geometry.alibi and view.causal:

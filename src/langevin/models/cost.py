@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from torch import nn
 
 from langevin.mixers.mechanism import Mechanism
+from langevin.mixers.neighbor import NeighborMixer
 from langevin.models.config import LangevinConfig
 
 # Dense bfloat16 FLOP/s that vendors state, by a part of the device's name; the first that fits counts.
@@ -14,6 +16,7 @@ PEAKS = {
     "B200": 2250e12,
     "H200": 989e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "A100": 312e12,
     "L40S": 362e12,
@@ -51,9 +54,13 @@ def flops_of(model: Any, context: int) -> float:
     own = {id(p): p.numel() for p in model.parameters() if p.ndim == 2}
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     matrices = sum(own.values()) - looked_up + (head if tied else 0)
+    for module in model.modules():
+        if isinstance(module, NeighborMixer) and module.config.shared:  # its steps use the same matrices
+            once = sum(p.numel() for p in module.steps.parameters() if p.ndim == 2)
+            matrices += (module.config.iters - 1) * once
     return flops_per_token(model.config, matrices, context)
 
 
 def peak_flops(device_name: str) -> float | None:
     """What the vendor says the device can do; None where we do not know it."""
-    return next((peak for name, peak in PEAKS.items() if name in device_name), None)
+    return next((p for name, p in PEAKS.items() if re.search(rf"\b{name}\b", device_name)), None)

@@ -129,13 +129,19 @@ def _best(test: Best, results: Results) -> Finding:
     ours = (
         f"{order[0]} {means[order[0]]:.4g}; {first} {means[first]:.4g}, {_ordinal(place)} of {len(order)}"
     )
-    better = [row["arm"] for row in rows if row["verdict"] == "better"]
+    ahead = [row for row in rows if row["verdict"] == "better"]
+    better = [row["arm"] for row in ahead if row["p_adjusted"] <= ERROR_RATE]
     told = f"{order[0]} has the best mean {metric['label']}, {first} is {_ordinal(place)} of {len(order)}"
     if better:
         return Finding(ours, "no", f"{listed(better)} did better by the paired test; {told}")
     pairs = min(row["pairs"] for row in rows)
     if pairs < LEAST_PAIRS:
         return Finding(ours, "cannot tell", _few(pairs, told, "for" if place == 1 else "against"))
+    if ahead:
+        names = listed(row["arm"] for row in ahead)
+        return Finding(
+            ours, "cannot tell", f"that {names} did better does not survive Holm's correction; {told}"
+        )
     if all(row["verdict"] == "worse" for row in rows):
         return Finding(ours, "yes", f"it did better than each of the {len(rows)} others by the paired test")
     alike = [row["arm"] for row in rows if row["verdict"] == "no difference found"]
@@ -160,13 +166,16 @@ def _trend(test: Trend, parts: list[tuple[Part, Results]]) -> Finding:
     if pair.difference is None:
         return _unmeasured(test.metric, test.at, parts[0][1])
     label = _metric(parts[0][1], test.metric)["label"]
-    told = f"against {parts[0][1]['arms'][0]['name']}, the {label} was {ours_text}"
+    told = f"against {parts[0][1]['arms'][0]['name']}, the {label} was {ours_text} (geometric means)"
     for_it = (pair.difference < 0) == (test.expect == "lower")
     if pair.pairs < LEAST_PAIRS:
         return Finding(ours_text, "cannot tell", _few(pair.pairs, told, "for" if for_it else "against"))
     tested = f"{_p(pair)}, {pair.pairs} pairs"
     if not _apart(pair):
         return Finding(ours_text, "cannot tell", f"{told}; no change over the parts was found ({tested})")
+    last = means[-1] or 0.0
+    if for_it and (last < 0) != (test.expect == "lower"):
+        return Finding(ours_text, "no", f"{told} ({tested}); in the last part there is no gain")
     return Finding(ours_text, "yes" if for_it else "no", f"{told} ({tested})")
 
 

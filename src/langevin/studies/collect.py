@@ -7,7 +7,6 @@ order; times stand only under `seconds`, `tokens_per_second`, `decode_ms_per_tok
 
 from __future__ import annotations
 
-import json
 import platform
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +18,12 @@ from langevin.studies.metrics import described
 from langevin.studies.plan import Arm, Plan
 from langevin.studies.statistics import compare_arms, summarise
 from langevin.studies.verdict import verdict
-from langevin.studies.work import crossing
+from langevin.studies.work import crossing, read_json
 
 if TYPE_CHECKING:
     from langevin.studies.terms import Size
 
+TUNED = "tuned.json"
 TIMES = ("seconds", "tokens_per_second", "decode_ms_per_token", "peak_memory_bytes")
 ENVIRONMENT = ("langevin", "python", "torch", "transformers", "system", "device", "threads", "commit")
 
@@ -39,15 +39,20 @@ def trial_folder(folder: Path, arm: Arm, rate: float) -> Path:
 def tuned(plan: Plan, folder: Path) -> tuple[Plan, dict[str, list[dict[str, Any]]]]:
     """The plan with each arm's best learning rate by validation loss, and all trials by arm.
 
-    An arm without a finished trial keeps the shared rate.
+    An arm without a finished trial keeps the shared rate. What was found when the first run began stands
+    in tuned.json and is final: a trial that succeeds later must not change what runs were trained with.
     """
-    arms, trials = [], {}
+    trials = read_json(folder / TUNED) or {
+        arm.name: [
+            {"lr": rate, "valid_loss": record["best"]["valid_loss"] if record else None}
+            for rate in plan.learning_rates()
+            for record in [read_json(trial_folder(folder, arm, rate) / "done.json")]
+        ]
+        for arm in plan.arms
+    }
+    arms = []
     for arm in plan.arms:
-        rows: list[dict[str, Any]] = []
-        for rate in plan.learning_rates():
-            record = read_json(trial_folder(folder, arm, rate) / "done.json")
-            rows.append({"lr": rate, "valid_loss": record["best"]["valid_loss"] if record else None})
-        trials[arm.name] = rows
+        rows = trials[arm.name]
         found = [row for row in rows if row["valid_loss"] is not None]
         if found:
             best = min(found, key=lambda row: row["valid_loss"])
@@ -94,7 +99,7 @@ def collect(plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Si
         "arms": arms,
     }
     results = complete(results)
-    results["not_controlled"] += _at_the_edge(trials)
+    results["not_controlled"] += [*_at_the_edge(trials), *_not_measured(results, plan)]
     return results
 
 
@@ -147,14 +152,30 @@ def data_facts(manifest: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A record, or None where there is none."""
-    try:
-        return dict(json.loads(path.read_text()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "Delete it, and start again.") from error
+def unmatched(results: dict[str, Any]) -> list[tuple[str, int]]:
+    """Finished runs that kept their models and could not be measured at the matched loss."""
+    if not results["settings"].get("keep_evaluated") or results["matched_loss"] is None:
+        return []
+    return [
+        (arm["name"], run["seed"])
+        for arm in results["arms"]
+        for run in arm["runs"]
+        if run["status"] == "done" and results["primary"] not in (run["matched"] or {})
+    ]
+
+
+def _not_measured(results: dict[str, Any], plan: Plan) -> list[str]:
+    """What is missing although the runs are there."""
+    sentences = [
+        f"{arm} seed {seed} could not be measured at the matched loss." for arm, seed in unmatched(results)
+    ]
+    costs = [run["cost"] for arm in results["arms"] for run in arm["runs"] if run["status"] == "done"]
+    if any(cost["tokens_per_second"] is None for cost in costs):
+        sentences.append(
+            "Runs shared a GPU, so their speed and memory are not shown: "
+            "langevin bench train measures them."
+        )
+    return sentences
 
 
 def failed_run(seed: int, path: str, error: str) -> dict[str, Any]:
@@ -180,6 +201,8 @@ def _record(run: Path, seed: int, folder: Path) -> dict[str, Any]:
     if done is None:
         failed = read_json(run / "failed.json")
         return failed_run(seed, path, failed["error"] if failed else "it was not finished")
+    if not {"status", "best", "values", "cost", "curve"} <= done.keys():
+        raise UsageError(f"{run / 'done.json'} is not the record of a run", "Delete it, and start again.")
     matched = read_json(run / "matched.json")
     return {**done, "path": path, "at_matched_loss": matched}
 
@@ -189,9 +212,15 @@ def _at_the_edge(trials: dict[str, list[dict[str, Any]]]) -> list[str]:
     sentences = []
     for name, rows in trials.items():
         found = [row for row in rows if row["valid_loss"] is not None]
+        failed = [f"{row['lr']:g}" for row in rows if row["valid_loss"] is None]
+        if failed:
+            sentences.append(
+                f"Trials of {name} that failed, at learning rates {', '.join(failed)}, left it fewer to "
+                "choose from."
+            )
         best = min(found, key=lambda row: row["valid_loss"], default=None)
-        if best in (rows[0], rows[-1]) and len(rows) > 1:
-            side = "smallest" if best is rows[0] else "largest"
+        if best is not None and best in (found[0], found[-1]) and len(rows) > 1:
+            side = "smallest" if best is found[0] else "largest"
             sentences.append(
                 f"The learning rate chosen for {name}, {best['lr']:g}, is the {side} tried: "
                 "a better one may lie beyond."

@@ -8,7 +8,7 @@ from typing import Any
 from langevin.studies.statistics import LEAST_PAIRS
 from langevin.studies.wording import listed
 
-TOLERANCE = 0.01
+TOLERANCE = 0.01  # difference in parameters that passes for none
 """Arms whose sizes differ by less than this are called equal."""
 
 

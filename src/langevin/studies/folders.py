@@ -6,19 +6,18 @@ been trained on the same text with the same tokenizer, and be scored on the same
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from langevin.errors import UsageError
 from langevin.runs import Run, load
 from langevin.studies.collect import ENVIRONMENT, collect, complete, data_facts
-from langevin.studies.metrics import chosen, described
+from langevin.studies.metrics import DEFAULT, chosen, described
 from langevin.studies.plan import FILE, read_plan
-from langevin.studies.work import measured
+from langevin.studies.work import best_of, measured, read_json
 
 # Settings that do not tell arms apart: the same thing is computed, elsewhere or with other leftovers.
 INCIDENTAL = (
@@ -44,14 +43,14 @@ def gather(
     say: Say = print,
 ) -> dict[str, Any]:
     """The results of run folders, or of one folder made by compare, as compare itself gives them."""
+    names = chosen(metrics, primary)
     if len(paths) == 1 and (paths[0] / FILE).is_file():
-        return _of_a_comparison(paths[0])
+        return _of_a_comparison(paths[0], names, primary, title)
     runs = [_open(path) for path in _expanded(paths)]
     evaluations = [_evaluation(run, say) for run in runs]
     _comparable(runs, evaluations)
     arms = _arms(runs, evaluations, say)
     shared, first = _shared(runs), runs[0].environment
-    names = chosen(metrics, primary)
     results = {
         "kind": "comparison",
         "title": title or f"{len(runs)} runs on {Path(runs[0].config.data).name}",
@@ -67,10 +66,14 @@ def gather(
     return complete(results)
 
 
-def _of_a_comparison(folder: Path) -> dict[str, Any]:
+def _of_a_comparison(folder: Path, metrics: tuple[str, ...], primary: str, title: str) -> dict[str, Any]:
+    """With the metrics and the title of its plan, unless others are asked for."""
     from langevin.studies import terms
 
     plan, about = read_plan(folder)
+    if (metrics, primary) != (chosen(DEFAULT, "nll"), "nll"):
+        plan = replace(plan, metrics=metrics, primary=primary)
+    plan = replace(plan, title=title or plan.title)
     return collect(plan, folder, about, terms.sizes(plan, about["data"]["vocab_size"]))
 
 
@@ -112,15 +115,18 @@ def _evaluation(run: Run, say: Say) -> dict[str, Any]:
     from langevin.training.start import pick_device
 
     path = run.path / "evaluation-test.json"
-    if not path.exists():
+    if path.exists():
+        found = read_json(path) or {}
+        if not {"tokens", "stride", "likelihood", "calibration", "temperature"} <= found.keys():
+            raise UsageError(
+                f"{path} is not an evaluation", f"Make it again: langevin evaluate {run.path}."
+            )
+        if found.get("step") == best_of(run)["step"]:
+            return found
+        say(f"evaluating {run.path} on test again: it was trained on since")
+    else:
         say(f"evaluating {run.path} on test: it has not been")
-        return evaluate(run, "test", device=pick_device("auto"))
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{path} cannot be read: {error}", f"Make it again: langevin evaluate {run.path}."
-        ) from error
+    return evaluate(run, "test", device=pick_device("auto"))
 
 
 def _comparable(runs: list[Run], evaluations: list[dict[str, Any]]) -> None:
@@ -135,6 +141,7 @@ def _comparable(runs: list[Run], evaluations: list[dict[str, Any]]) -> None:
             "tokenizer": (data["tokenizer"]["name"], data.get("tokenizer_sha256")),
             **{f"{split} text": data["splits"][split]["text_sha256"][:12] for split in data["splits"]},
             "number of test tokens scored": evaluation["tokens"],
+            "stride of the evaluation": evaluation["stride"],
         }
 
     reference = facts(first, evaluations[0])

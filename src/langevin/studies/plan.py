@@ -6,6 +6,7 @@ of one arm is paired with the runs of the others that have its seed.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -23,7 +24,8 @@ from langevin.training.config import TrainConfig
 FILE = "compare.yaml"
 TUNING_SEED = 1000  # of the learning-rate trials: no run of the comparison should have it
 BUDGET = 10_000_000  # tokens, where neither tokens nor steps are given, as in training
-TOLERANCE = 0.01  # difference in parameters that passes for none
+LONGEST_NAME = 80  # of a folder
+OURS = (FILE, "tuned.json", "report.html", "results.json", "results.csv", "summary.csv", "table.tex")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,10 @@ class Arm:
 
     @property
     def slug(self) -> str:
-        return re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-.") or "arm"
+        name = re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-.") or "arm"
+        if len(name) <= LONGEST_NAME:
+            return name
+        return f"{name[:LONGEST_NAME]}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,9 @@ class Plan:
                 f"seed {TUNING_SEED} is the one that learning rates are tried with",
                 "Choose other seeds, so that tuning and comparing stay apart.",
             )
-        for name in ("trials", "test_tokens", "threads"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} must be 1 or more")
+        for name, least in (("trials", 1), ("test_tokens", 2), ("threads", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name}={getattr(self, name)} must be {least} or more")
         if self.settings.minutes is not None:
             raise UsageError(
                 "a budget in minutes is not equal terms: a faster mixer would see more tokens",
@@ -143,6 +148,8 @@ def _check_arms(arms: tuple[Arm, ...]) -> None:
     for name, count in Counter(arm.name for arm in arms).items():
         if count > 1:
             raise UsageError(f"{name} comes twice", f"Give one of them a name: again={name}.")
+        if name in OURS:
+            raise UsageError(f"an arm cannot be called {name}", "A file of the report has that name.")
     for slug, count in Counter(arm.slug for arm in arms).items():
         if count > 1:
             one, two = [arm.name for arm in arms if arm.slug == slug][:2]
@@ -166,6 +173,8 @@ def settle(plan: Plan, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
     Returns the facts that were written when the comparison began.
     """
     path = folder / FILE
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file", "Choose another --out.")
     now = {**plan.as_dict(), "data": about["data"]}
     if not path.exists():
         others = [p.name for p in folder.iterdir() if not p.name.startswith(".")] if folder.exists() else []
@@ -178,7 +187,7 @@ def settle(plan: Plan, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
         return about
     try:
         before = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(f"{path} cannot be read", "Choose another --out.") from error
     if not isinstance(before, dict):
         raise UsageError(f"{path} is not a plan", "Choose another --out.")
@@ -199,11 +208,15 @@ def read_plan(folder: Path) -> tuple[Plan, dict[str, Any]]:
         values = yaml.safe_load(path.read_text())
         names = {f.name for f in fields(Plan)}
         plan = {key: values[key] for key in names}
+        for key in ("data", "commands", "workers"):
+            _ = values[key]
         plan["arms"] = tuple(Arm(**arm) for arm in values["arms"])
         plan["settings"] = TrainConfig(**values["settings"])
         plan = {key: tuple(v) if isinstance(v, list) else v for key, v in plan.items()}
         return Plan(**plan), {key: v for key, v in values.items() if key not in names}
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except UsageError:
+        raise
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path} is not a plan that can be read ({type(error).__name__})",
             "Give a folder made by langevin compare.",

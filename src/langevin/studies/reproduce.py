@@ -22,6 +22,7 @@ from langevin.bench import Settings, bench_mixers, machine
 from langevin.bench_training import bench_training
 from langevin.errors import UsageError, unknown
 from langevin.studies.claims import in_short, published, published_speeds, published_trends
+from langevin.studies.collect import unmatched
 from langevin.studies.plan import FILE
 from langevin.studies.recipe import Benches, Part, Recipe, recipe, train_config
 from langevin.studies.report.recipe_page import parts_page, speed_page
@@ -199,7 +200,7 @@ def _see_whose(folder: Path, ours: list[str]) -> None:
 def _tidy(results: Results, folder: Path) -> None:
     """Once all runs are done, drop what only served to finish them: their models stay."""
     runs = [run for arm in results["arms"] for run in arm["runs"]]
-    if all(run["status"] == "done" for run in runs):
+    if all(run["status"] == "done" for run in runs) and not unmatched(results):
         for run in runs:
             for name in (EVALUATED, "checkpoints"):
                 shutil.rmtree(folder / run["path"] / name, ignore_errors=True)

@@ -23,12 +23,12 @@ from filelock import FileLock, Timeout
 from langevin.data import prepare
 from langevin.errors import UsageError
 from langevin.studies import terms
-from langevin.studies.collect import collect, data_facts, read_json, run_folder, trial_folder, tuned
+from langevin.studies.collect import TUNED, collect, data_facts, run_folder, trial_folder, tuned
 from langevin.studies.display import Display
 from langevin.studies.plan import TUNING_SEED, Plan, settle
 from langevin.studies.report import write_report
 from langevin.studies.sharing import Share, share
-from langevin.studies.work import EVALUATED, Job, finished, work
+from langevin.studies.work import EVALUATED, Job, finished, read_json, work, write_json
 from langevin.studies.workers import Began, Ended, Tick, Workers
 from langevin.training.start import pick_device, resolved
 
@@ -63,7 +63,8 @@ def compare(
     sizes = terms.sizes(plan, corpus.vocab_size)
     display = Display(quiet)
     for sentence in terms.unequal(sizes):
-        display.say(f"{sentence}; --equalise makes them equal", style="yellow")
+        hint = "" if plan.equalise else "; --equalise makes them equal"
+        display.say(sentence + hint, style="yellow")
     divided = divide(plan, sizes, corpus.vocab_size, device, workers)
     about = {
         "data": data_facts(corpus.manifest, plan.settings.data),
@@ -94,7 +95,9 @@ def _make(plan: Plan, folder: Path, crew: Crew, display: Display) -> None:
             crew.run(left, display.began, display.ended, display.tick)
 
     if plan.tune:
-        carry_out("tuning", trial_jobs(plan, folder))
+        if not (folder / TUNED).exists():
+            carry_out("tuning", trial_jobs(plan, folder))
+            write_json(folder / TUNED, tuned(plan, folder)[1])
         plan, _ = tuned(plan, folder)
     jobs = run_jobs(plan, folder)
     carry_out("comparing", jobs)

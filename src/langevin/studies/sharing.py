@@ -83,7 +83,7 @@ def work_together(jobs: list[Job], ended: Callable[[Job, Outcome], None]) -> Non
             ended(job, fail(job, cause))
     for job, stopped, run in training.trained:
         try:
-            outcome = Outcome("stopped") if stopped else conclude(job, run, training.device)
+            outcome = Outcome("stopped") if stopped else conclude(job, run, training.device, shared=True)
         except Exception as error:
             outcome = fail(job, one_line(error))
         ended(job, outcome)

@@ -11,7 +11,8 @@ from langevin.errors import UsageError
 from langevin.evaluation.cost import parameter_count
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.cost import flops_of
-from langevin.studies.plan import TOLERANCE, Arm, Plan
+from langevin.studies.controls import TOLERANCE
+from langevin.studies.plan import Arm, Plan
 from langevin.training.config import TrainConfig
 from langevin.training.start import model_config
 
@@ -70,8 +71,10 @@ def _matched(plan: Plan, arm: Arm, vocab_size: int, target: int) -> Arm:
     step = heads * (2 if plan.settings.positions == "rope" else 1)
     widths = range(step, 4 * plan.settings.width + 1, step)
     width = min(widths, key=lambda w: abs(count(width=w) - target))
-    if abs(count(width=width) / target - 1) > 0.5:
+    if abs(count(width=width) / target - 1) > TOLERANCE:
         raise UsageError(
-            f"no width brings {arm.name} near {target:,} parameters", "Compare without --equalise."
+            f"no width brings {arm.name} within 1 % of {target:,} parameters (nearest: "
+            f"{count(width=width):,} at {width})",
+            "Compare without --equalise, or choose a larger --width.",
         )
     return replace(arm, changes={**arm.changes, "width": width})

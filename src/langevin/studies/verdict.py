@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from langevin.errors import unknown
-from langevin.studies.controls import not_controlled
+from langevin.studies.controls import TOLERANCE, not_controlled
 from langevin.studies.statistics import (
     ERROR_RATE,
     LEAST_PAIRS,
@@ -213,7 +213,7 @@ def _cost(arms: list[dict[str, Any]], named: list[str]) -> list[str]:
             if ours and theirs:
                 facts.append(f"{ours / theirs:.2f} times the {words}")
         ours, theirs = (a.get("parameters") for a in (arm, reference))
-        if ours and theirs and ours != theirs:
+        if ours and theirs and abs(ours / theirs - 1) > TOLERANCE:
             facts.append(f"{ours / theirs:.3f} times the parameters")
         if facts:
             sentences.append(

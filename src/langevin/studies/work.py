@@ -107,8 +107,12 @@ def _made(job: Job) -> Outcome:
     return conclude(job, run, device)
 
 
-def conclude(job: Job, run: Any, device: str) -> Outcome:
-    """What follows the training of a run: measure it, and write that it is done."""
+def conclude(job: Job, run: Any, device: str, *, shared: bool = False) -> Outcome:
+    """What follows the training of a run: measure it, and write that it is done.
+
+    Of a run that shared its device, times and memory say more about the others than about it: they are
+    left out.
+    """
     from langevin.evaluation import cost
 
     peak = cost.peak_memory(device)
@@ -116,6 +120,9 @@ def conclude(job: Job, run: Any, device: str) -> Outcome:
     if not job.trial:
         record |= measured(run, device, job.test_tokens)
         record["cost"]["peak_memory_bytes"] = peak
+        if shared:
+            record["cost"] |= dict.fromkeys(("seconds", "tokens_per_second", "peak_memory_bytes"))
+            record["curve"] = [{**row, "seconds": None} for row in record["curve"]]
     write_json(job.folder / "done.json", record)
     return Outcome("done", record["best"]["valid_loss"])
 
@@ -259,9 +266,8 @@ def sample(run: Any, device: str) -> dict[str, str]:
 
 def finished(job: Job) -> bool:
     """Whether the record of the job is there; at a matched loss, of that very loss."""
-    if not job.record.exists():
-        return False
-    return job.at_loss is None or json.loads(job.record.read_text())["loss"] == job.at_loss
+    record = read_json(job.record)
+    return record is not None and (job.at_loss is None or record.get("loss") == job.at_loss)
 
 
 def fail(job: Job, error: str) -> Outcome:
@@ -271,6 +277,19 @@ def fail(job: Job, error: str) -> Outcome:
     job.folder.mkdir(parents=True, exist_ok=True)
     write_json(job.folder / "failed.json", {"seed": job.config.seed, "error": error})
     return Outcome("failed", error=error)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A record, or None where there is none."""
+    try:
+        value = json.loads(path.read_text())
+        if not isinstance(value, dict):
+            raise ValueError("it is not a table")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "Delete it, and start again.") from error
+    return value
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -56,7 +57,7 @@ def save(
             shutil.rmtree(target)
         os.replace(temporary, target)
         _flush(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise WorkError(
             f"the checkpoint of step {step} could not be written: {error}",
@@ -88,7 +89,7 @@ def load(
 
 def newest(folder: Path, refused: list[str] | None = None) -> Path | None:
     """The last whole checkpoint; the names of damaged ones are added to `refused`."""
-    found = sorted(folder.glob("step-*"), key=lambda p: int(p.name.partition("-")[2]), reverse=True)
+    found = sorted(folder.glob("step-*"), key=_step_of, reverse=True)
     for path in found:
         problem = damage(path)
         if problem is None:
@@ -115,12 +116,20 @@ def damage(path: Path) -> str | None:
     return None
 
 
-def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Delete all but the newest `keep` checkpoints and the best."""
-    found = sorted(folder.glob("step-*"), key=lambda p: int(p.name.partition("-")[2]))
-    for path in found[:-keep]:
+def prune(folder: Path, keep: int, best: int | None, step: int) -> None:
+    """Delete all but the newest `keep` checkpoints up to a step, and the best; what lies beyond that step
+    was refused when the run went on, and goes too."""
+    found = sorted(folder.glob("step-*"), key=_step_of)
+    for path in found:
+        if _step_of(path) > step:
+            shutil.rmtree(path)
+    for path in [path for path in found if _step_of(path) <= step][:-keep]:
         if path.name != f"step-{best}":
             shutil.rmtree(path)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.partition("-")[2])
 
 
 def replace_folder(target: Path, fill: Callable[[Path], None]) -> None:

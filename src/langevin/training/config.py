@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import typing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from langevin.errors import UsageError, unknown
 from langevin.settings import check_type
 
 POSITIVE = (
-    *("layers", "width", "heads", "kv_heads", "mlp_width", "context", "batch", "accumulate", "lr", "keep"),
+    *("layers", "width", "heads", "kv_heads", "mlp_width", "context", "batch", "accumulate", "keep"),
+    *("lr", "muon_lr", "clip", "max_bad_steps"),
     *("tokens", "steps", "minutes", "eval_every", "eval_tokens", "checkpoint_every", "train_tokens"),
 )
 
@@ -116,7 +118,15 @@ class TrainConfig:
                 f"{self.accumulate} parts do not divide a batch of {self.batch}",
                 "Choose another accumulate or batch.",
             )
-        for name in ("warmup", "final_lr", "ema", "dropout"):
+        for name in ("weight_decay", "seed"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name}={getattr(self, name)} must be 0 or more")
+        if self.train_tokens is not None and self.train_tokens <= self.context + 1:
+            raise UsageError(
+                f"train_tokens={self.train_tokens} are too few for a context of {self.context}",
+                "Use a shorter --context, or more tokens.",
+            )
+        for name in ("warmup", "final_lr", "ema", "dropout", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)} must be from 0 to below 1")
 
@@ -126,14 +136,17 @@ class TrainConfig:
         return parts[0] if len(parts) == 1 else parts
 
     def write(self, path: Path) -> None:
-        path.write_text(yaml.safe_dump(asdict(self), sort_keys=False))
+        """In one move: a run whose settings are torn could not go on."""
+        draft = path.with_name(f".{path.name}.writing")
+        draft.write_text(yaml.safe_dump(asdict(self), sort_keys=False))
+        os.replace(draft, path)
 
     @staticmethod
     def read(path: Path, **changes: Any) -> TrainConfig:
         """A config file; every key must be known."""
         try:
             values = yaml.safe_load(path.read_text())
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, ValueError, yaml.YAMLError) as error:
             cause = str(error).splitlines()[0]
             raise UsageError(f"{path} cannot be read: {cause}", "Give a YAML file.") from error
         if not isinstance(values, dict):

@@ -22,10 +22,11 @@ class Feed:
         rows = config.batch // world.size
         tokens = len(corpus.tokens("train"))
         self.count = min(tokens, config.train_tokens or tokens)
-        self.valid = corpus.device_tokens("valid", device)
+        looked_at = max(config.eval_tokens, config.context) + 1
+        self.valid = corpus.device_tokens("valid", device, first=looked_at)
         self.train: Tensor | None = None
         if 4 * self.count <= room_for_tokens(device):
-            self.train = corpus.device_tokens("train", device)[: self.count]
+            self.train = corpus.device_tokens("train", device, first=self.count)
         self.starts = torch.zeros(rows, dtype=torch.long, device=device)
         self.held = torch.zeros(rows, config.context + 1, dtype=torch.long, device=device)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -52,6 +53,7 @@ class State:
     bad_steps: int = 0  # skipped in all
     bad_in_a_row: int = 0
     loss_scale: float | None = None
+    good_steps: int = 0  # since the scale of the loss last changed
     seconds: float = 0.0  # with evaluations, over all sessions
 
 
@@ -109,7 +111,15 @@ class Trainer:
                 self.state.total = int(self.world.agree(self.budget()))
             every = config.eval_every or max(1, math.ceil(self.state.total / LOOKS))
             progress.start(self.state, self)
-        saved_at = self.state.seconds
+        try:
+            yield from self._train(progress, every)
+        finally:
+            progress.stop()
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+    def _train(self, progress: Progress, every: int) -> Iterator[None]:
+        config, saved_at = self.config, self.state.seconds
         while self.state.step < self.state.total and self.stopped_by is None:
             with self._stream():
                 begin = time.perf_counter()
@@ -127,9 +137,6 @@ class Trainer:
                     self.save()
                     saved_at = self.state.seconds
             yield
-        if self.stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
-        progress.stop()
 
     def _due(self, looked: bool, saved_at: float) -> bool:
         """Whether a checkpoint is to be written now."""
@@ -153,7 +160,7 @@ class Trainer:
             write=self.world.first,
         )
         if self.world.first:
-            checkpoint.prune(folder, self.config.keep, self.state.best_step)
+            checkpoint.prune(folder, self.config.keep, self.state.best_step, self.state.step)
         self.world.wait()
 
     def resume(self, path: Path) -> None:
@@ -162,6 +169,7 @@ class Trainer:
         self.update.skipped.copy_(torch.tensor([self.state.bad_steps, self.state.bad_in_a_row]))
         if self.update.scale is not None and self.state.loss_scale is not None:
             self.update.scale.fill_(self.state.loss_scale)
+            self.update.good.fill_(self.state.good_steps)
         if average is not None and self.update.average is not None:
             with torch.no_grad():
                 for name, x in self.update.average.items():
@@ -225,7 +233,9 @@ class Trainer:
         try:
             with torch.cuda.graph(graph, stream=self.stream):
                 self._compute()
-        except RuntimeError:
+        except RuntimeError as error:
+            cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+            warnings.warn(f"steps are not replayed as a CUDA graph: {cause}", stacklevel=1)
             self.may_capture = False
             self.update.forget_gradients()
             return
@@ -245,6 +255,7 @@ class Trainer:
         self.state.bad_steps, self.state.bad_in_a_row = int(skipped[0]), int(skipped[1])
         if self.update.scale is not None:
             self.state.loss_scale = float(self.update.scale)
+            self.state.good_steps = int(self.update.good)
         if self.state.bad_in_a_row >= self.config.max_bad_steps:
             last = self.state.step - 1 if self.on_gpu else self.state.step
             raise WorkError(
@@ -272,7 +283,12 @@ class Trainer:
     def _evaluate(self, progress: Progress) -> None:
         state = self.state
         with self.update.averaged_weights():
-            loss = self.valid_loss()
+            loss = self.world.agree(self.valid_loss())
+            if not math.isfinite(loss):
+                raise WorkError(
+                    f"the validation loss at step {state.step} is {loss}",
+                    "Lower --lr or use --precision fp32; the last checkpoint is whole.",
+                )
             if loss < state.best_loss:
                 state.best_loss, state.best_step = loss, state.step
                 progress.best(self)
@@ -341,11 +357,14 @@ class Trainer:
         rows = len(self.feed.starts)
         if self.config.accumulate is not None or not self.on_gpu or self.world.size > 1:
             return min(rows, self.config.accumulate or 1)
-        held = [torch.empty_like(p) for p in self.model.parameters() for _ in range(2)]  # the moments
+        fresh = not any(optimizer.state for optimizer in self.update.optimizers)
 
         def fits(parts: int) -> bool:
             try:
+                # Room for the moments, where they are not there yet.
+                held = [torch.empty_like(p) for p in self.model.parameters() for _ in range(2 * fresh)]
                 self._try(parts)
+                del held
             except torch.OutOfMemoryError:
                 self.update.forget_gradients()
                 torch.cuda.empty_cache()
@@ -353,7 +372,6 @@ class Trainer:
             return True
 
         parts = fewest_parts(rows, fits)
-        del held
         torch.cuda.reset_peak_memory_stats(self.device)
         return parts
 

@@ -179,11 +179,11 @@ class Update:
         if spread:  # sharded optimisers take no guard of one device: the host decides
             if not bool(bad):
                 torch._foreach_div_(gradients, float(divide))
-                self._step()
+                self._step(bad)
         else:
             for optimizer in self.optimizers:
                 optimizer.grad_scale, optimizer.found_inf = divide, bad  # type: ignore[attr-defined]
-            self._step()
+            self._step(bad)
         self.skipped.copy_(torch.stack([self.skipped[0] + bad, (self.skipped[1] + bad) * bad]))
         if self.scale is not None:
             self.good.copy_((self.good + 1) * (1 - bad))
@@ -191,11 +191,14 @@ class Update:
             self.scale.mul_((1 + full) * (1 - bad / 2)).clamp_(1.0, 2.0**24)
             self.good.mul_(1 - full)
 
-    def _step(self) -> None:
+    def _step(self, bad: Tensor) -> None:
         for optimizer in self.optimizers:
             optimizer.step()
-        if self.average is not None:
-            torch._foreach_lerp_(list(self.average.values()), self.averaged, 1 - self.ema)
+        if self.average is not None:  # as far as the weights moved: not at all where a step is left out
+            average = list(self.average.values())
+            difference = torch._foreach_sub(self.averaged, average)
+            torch._foreach_mul_(difference, (1 - self.ema) * (1 - bad))
+            torch._foreach_add_(average, difference)
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:

@@ -10,16 +10,18 @@ safetensors files, written by the first process, and so go on with any number of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from langevin.errors import UsageError
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,21 @@ class World:
         else:
             dist.all_reduce(x, dist.ReduceOp.MAX if how == "largest" else dist.ReduceOp.SUM)
         return float(x)
+
+    def ask_first(self, question: Callable[[], Answer]) -> Answer:
+        """The first process's answer, for all; where it refuses, all refuse."""
+        if self.size == 1:
+            return question()
+        said: list[Any] = [None]
+        if self.first:
+            try:
+                said = [question()]
+            except UsageError as error:
+                said = [error]
+        dist.broadcast_object_list(said, 0)
+        if isinstance(said[0], UsageError):
+            raise said[0]
+        return said[0]
 
     def wait(self) -> None:
         if self.size > 1:

@@ -13,7 +13,9 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from safetensors import SafetensorError
 
+from langevin.errors import WorkError
 from langevin.models.cost import peak_flops
 from langevin.training.checkpoint import replace_folder
 
@@ -119,8 +121,14 @@ class Progress:
             trainer.model.save_pretrained(folder, state_dict=weights)
             trainer.corpus.tokenizer.save_pretrained(folder)
 
-        target.parent.mkdir(parents=True, exist_ok=True)
-        replace_folder(target, fill)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            replace_folder(target, fill)
+        except (OSError, SafetensorError) as error:
+            raise WorkError(
+                f"the model could not be written to {target}: {error}",
+                "Free some space and go on with --resume auto: the last checkpoint is whole.",
+            ) from error
 
     def stop(self) -> None:
         self.bar.stop()

@@ -52,7 +52,7 @@ def prepared(
     config = resolved(config, device)
     folder = out or default_folder(config)
     console = Console(stderr=True, quiet=quiet or not world.first)
-    going_on = bool(world.agree(_open(folder, config, resume) if world.first else False))
+    going_on = world.ask_first(lambda: _open(folder, config, resume))
     model_config(config, vocab_size=2, eos=0)  # what cannot be built should not wait for the data
     track.check(_tracked(config))
     corpus = prepare(config.data, tokenizer=config.tokenizer, progress=not quiet and world.first)
@@ -78,9 +78,17 @@ def _tracked(config: TrainConfig) -> list[str]:
 
 def _go_on(trainer: Trainer, console: Console) -> None:
     refused: list[str] = []
-    last = checkpoint.newest(trainer.folder / "checkpoints", refused)
+    world, folder = trainer.world, trainer.folder / "checkpoints"
+    last = checkpoint.newest(folder, refused) if world.first else None
+    instead = "the one before it is used" if last is not None else "there is none before it"
     for problem in refused:
-        console.print(f"refused checkpoint {problem}; the one before it is used", style="yellow")
+        console.print(f"refused checkpoint {problem}; {instead}", style="yellow")
+    step = int(world.agree(int(last.name.partition("-")[2]) if last is not None else -1))
+    last = folder / f"step-{step}" if step >= 0 else None
+    if last is not None and not last.is_dir():
+        raise UsageError(
+            f"process {world.rank} does not see {last}", "Put --out on a disk that all machines share."
+        )
     if last is not None:
         trainer.resume(last)
     if trainer.world.first:
@@ -91,7 +99,7 @@ def _go_on(trainer: Trainer, console: Console) -> None:
 def resolved(config: TrainConfig, device: str) -> TrainConfig:
     """The config with what `auto` means on this device spelled out."""
     on_gpu = device.startswith("cuda")
-    half: Literal["bf16", "fp32"] = "bf16" if on_gpu and torch.cuda.is_bf16_supported() else "fp32"
+    half: Literal["bf16", "fp32"] = "bf16" if on_gpu and torch.cuda.is_bf16_supported(False) else "fp32"
     return replace(
         config,
         precision=half if config.precision == "auto" else config.precision,
@@ -104,6 +112,12 @@ def build(config: TrainConfig, corpus: Corpus) -> LangevinForCausalLM:
     if len(corpus.tokens("train")) <= config.context + 1:
         raise UsageError(
             f"{config.data} has {len(corpus.tokens('train'))} training tokens, too few for a context "
+            f"of {config.context}",
+            "Use a shorter --context, or more text.",
+        )
+    if len(corpus.tokens("valid")) <= config.context:
+        raise UsageError(
+            f"{config.data} has {len(corpus.tokens('valid'))} validation tokens, too few for a context "
             f"of {config.context}",
             "Use a shorter --context, or more text.",
         )
