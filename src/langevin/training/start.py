@@ -49,6 +49,8 @@ def prepared(
     """A run that is ready to train: its folder, data and model, at its last checkpoint if it has one."""
     world = world or World()
     device = device or pick_device(config.device)
+    if device.startswith("cuda:"):
+        torch.cuda.set_device(device)  # streams and random numbers go where the model is
     config = resolved(config, device)
     folder = out or default_folder(config)
     console = Console(stderr=True, quiet=quiet or not world.first)
