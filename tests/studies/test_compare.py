@@ -13,7 +13,7 @@ from langevin import cli
 from langevin.errors import UsageError
 from langevin.runs import load
 from langevin.studies import terms, work
-from langevin.studies.collect import matched_loss, tokens_to
+from langevin.studies.collect import matched_loss, tokens_to, unmatched
 from langevin.studies.plan import Arm, Plan, read_arms, read_plan
 from langevin.studies.runner import compare
 from langevin.training import start
@@ -197,6 +197,29 @@ def test_differences_in_parameters_are_told_and_can_be_made_equal(tmp_path):
     assert equal.arms[0].changes == {}
     assert equal.arms[1].changes.keys() == {"mlp_width"}
     assert terms.unequal(terms.sizes(equal, 300)) == []
+
+
+def test_arms_that_cannot_be_made_equal_are_refused(tmp_path):
+    small = plan(tmp_path, "softmax", "neighbor", shape={"width": 16, "heads": 4, "mlp_width": 2})
+    with pytest.raises(UsageError, match="no width brings neighbor within 1 %"):
+        terms.equalised(replace(small, equalise=True), 300)
+
+
+def test_a_run_that_cannot_be_measured_at_the_matched_loss_is_told_and_tried_again(tmp_path, monkeypatch):
+    one = plan(tmp_path, seeds=(0,), shape={"keep_evaluated": True})
+    whole = work._matched
+
+    def fails(job, loss):
+        if job.config.mixer == "ssmax":
+            raise RuntimeError("out of memory")
+        return whole(job, loss)
+
+    monkeypatch.setattr(work, "_matched", fails)
+    first = compare(one, tmp_path / "cmp", workers=0, quiet=True)
+    assert unmatched(first) == [("ssmax", 0)]
+    assert "ssmax seed 0 could not be measured at the matched loss." in first["not_controlled"]
+    monkeypatch.setattr(work, "_matched", whole)
+    assert unmatched(compare(one, tmp_path / "cmp", workers=0, quiet=True)) == []
 
 
 def test_a_failed_run_is_told_and_does_not_sink_the_others(tmp_path, monkeypatch, capsys):

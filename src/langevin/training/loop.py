@@ -113,6 +113,8 @@ class Trainer:
             progress.start(self.state, self)
         try:
             yield from self._train(progress, every)
+            with self._stream():
+                progress.last(self.state, self)
         finally:
             progress.stop()
         if self.stream is not None:

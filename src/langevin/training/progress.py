@@ -56,8 +56,15 @@ class Progress:
         self.peak = peak_flops(torch.cuda.get_device_name(trainer.device)) if trainer.on_gpu else None
 
     def step(self, state: State, trainer: Trainer) -> None:
-        if not self._due(state, trainer):
-            return
+        if self._due(state, trainer):
+            self._log(state, trainer)
+
+    def last(self, state: State, trainer: Trainer) -> None:
+        """Log the steps since the last row, where the run ended earlier than planned."""
+        if state.step > self.logged_step:
+            self._log(state, trainer)
+
+    def _log(self, state: State, trainer: Trainer) -> None:
         steps = state.step - self.logged_step
         loss = trainer.mean_loss()
         trainer.read_counters()
