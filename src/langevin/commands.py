@@ -15,6 +15,7 @@ from rich.status import Status
 from rich.table import Table
 
 from langevin.errors import UsageError
+from langevin.runs import quiet_transformers
 
 if TYPE_CHECKING:
     from langevin.cli_mixers import Bench
@@ -275,13 +276,6 @@ def doctor_command() -> int:
         table.add_row("GPU", "none that torch sees")
     console_for().print(table)
     return check_command(("softmax",), None, ["no future leak", "gradients"], False)
-
-
-def quiet_transformers() -> None:
-    """No progress bars of loading between our lines."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
 
 
 def console_for(stderr: bool = False) -> Console:

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from langevin.commands import console_for, list_command, quiet_transformers
+from langevin.commands import console_for, list_command
 from langevin.errors import UsageError
+from langevin.runs import quiet_transformers
 
 if TYPE_CHECKING:
     from langevin.cli_runs import Generate, Plot

@@ -67,6 +67,13 @@ def load(path: str | os.PathLike[str]) -> Run:
     return Run(folder, TrainConfig.read(folder / "config.yaml"))
 
 
+def quiet_transformers() -> None:
+    """No progress bars of loading between our lines."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+
+
 def environment(device: str, data: dict[str, Any]) -> dict[str, Any]:
     """What a run depends on besides its config."""
     import torch

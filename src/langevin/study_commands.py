@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from langevin.commands import console_for, quiet_transformers
+from langevin.commands import console_for
 from langevin.errors import UsageError
 from langevin.run_commands import read_seeds
+from langevin.runs import quiet_transformers
 
 if TYPE_CHECKING:
     from langevin.cli_studies import Compare, Report, Reproduce

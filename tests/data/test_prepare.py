@@ -53,7 +53,8 @@ def test_the_manifest_counts_and_hashes_what_is_there(text):
         assert (facts["characters"], facts["bytes"]) == (len(content), len(content.encode()))
         assert facts["sha256"] == hashlib.sha256((corpus.folder / f"{split}.bin").read_bytes()).hexdigest()
         assert facts["text_sha256"] == hashlib.sha256(content.encode()).hexdigest()
-        assert corpus.characters_per_token(split) == 1
+        sizes = corpus.manifest["splits"][split]
+        assert sizes["characters"] == sizes["tokens"]
     assert corpus.manifest["source"]["files"]["foxes.txt"]["bytes"] == len(TEXT)
     assert corpus.manifest["source"]["settings"] == {"valid": 0.05, "test": 0.05}
     assert corpus.manifest["facts"]["split"] == "by position, at lines' borders"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import shaken
 from transformers import AutoModelForCausalLM
 
 import langevin
@@ -39,11 +40,7 @@ def config(**changes: Any) -> LangevinConfig:
 
 def model(**changes: Any) -> Any:
     torch.manual_seed(0)
-    made = LangevinForCausalLM(config(**changes)).eval()
-    with torch.no_grad():
-        for p in made.parameters():
-            p.add_(torch.randn_like(p) * 0.2)
-    return made
+    return shaken(LangevinForCausalLM(config(**changes)))
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

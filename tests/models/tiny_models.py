@@ -73,6 +73,14 @@ def shake(model: Any) -> None:
                 p.add_(0.3 * torch.randn_like(p))
 
 
+def shaken(model: Any) -> Any:
+    """Move every parameter: fresh weights are too small to tell models apart. In evaluation mode."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.2)
+    return model.eval()
+
+
 def tokens(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(2, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
 

@@ -67,25 +67,10 @@ class Corpus:
         ends = np.flatnonzero(self.tokens(split) == self.eos)
         return np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
 
-    def characters_per_token(self, split: str) -> float:
-        """Characters of the documents, over tokens with the ends of documents."""
-        sizes = self._sizes(split)
-        return float(sizes["characters"] / sizes["tokens"])
-
-    def bytes_per_token(self, split: str) -> float:
-        """UTF-8 bytes of the documents, over tokens with the ends of documents."""
-        sizes = self._sizes(split)
-        return float(sizes["bytes"] / sizes["tokens"])
-
     def true_nats_per_token(self, split: str) -> float | None:
         """The loss of the distribution that the split was drawn from, where that is known."""
         known = self.manifest.get("true_entropy")
         return None if known is None else float(known[split]["nats_per_token"])
-
-    def _sizes(self, split: str) -> dict[str, Any]:
-        if split not in SPLITS:
-            raise unknown("split", split, SPLITS)
-        return dict(self.manifest["splits"][split])
 
     def windows(
         self, split: str, step: int, *, seed: int, batch: int, context: int, first: int | None = None

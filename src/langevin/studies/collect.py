@@ -99,7 +99,7 @@ def collect(plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Si
         "arms": arms,
     }
     results = complete(results)
-    results["not_controlled"] += [*_at_the_edge(trials), *_not_measured(results, plan)]
+    results["not_controlled"] += [*_at_the_edge(trials), *_not_measured(results)]
     return results
 
 
@@ -164,7 +164,7 @@ def unmatched(results: dict[str, Any]) -> list[tuple[str, int]]:
     ]
 
 
-def _not_measured(results: dict[str, Any], plan: Plan) -> list[str]:
+def _not_measured(results: dict[str, Any]) -> list[str]:
     """What is missing although the runs are there."""
     sentences = [
         f"{arm} seed {seed} could not be measured at the matched loss." for arm, seed in unmatched(results)

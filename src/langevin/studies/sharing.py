@@ -100,7 +100,7 @@ class _Training:
         self.device = "cpu"
 
     def add(self, job: Job) -> None:
-        from langevin.commands import quiet_transformers
+        from langevin.runs import quiet_transformers
         from langevin.studies.work import fresh
         from langevin.training.checkpoint import random_state
         from langevin.training.start import pick_device, prepared

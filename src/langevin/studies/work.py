@@ -57,7 +57,7 @@ def work(job: Job) -> Outcome:
     """Make one run, or go on with it; what happened."""
     import torch
 
-    from langevin.commands import quiet_transformers
+    from langevin.runs import quiet_transformers
 
     quiet_transformers()
     if finished(job):
