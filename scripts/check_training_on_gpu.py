@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from langevin.runs import load, quiet_transformers
+from langevin.studies.sharing import work_together
+from langevin.studies.work import Job
 from langevin.training.config import TrainConfig
-from langevin.training.start import prepared, train
+from langevin.training.start import prepared, resolved, train
 
 SMALL = TrainConfig(
     data="stories",
@@ -37,7 +41,25 @@ def losses(config: TrainConfig, folder: Path) -> list[float]:
     return [row["loss"] for row in run.metrics("valid")]
 
 
+def turns_change_nothing(folder: Path, tell: Callable[[str, bool, object], None]) -> None:
+    """Runs with dropout that take turns are those that have the GPU to themselves."""
+    base = resolved(replace(SMALL, dropout=0.2, lr=5e-3, eval_every=10), "cuda")
+    jobs = [
+        Job(f"{mixer} seed {seed}", folder / "turns" / f"{mixer}-{seed}", config, 2048, 1)
+        for mixer in ("softmax", "sigmoid")
+        for seed in (0, 1)
+        for config in [replace(base, mixer=mixer, seed=seed)]
+    ]
+    work_together(jobs, lambda job, outcome: None)
+    for job in jobs:
+        turns = [row["loss"] for row in load(job.folder).metrics("valid")]
+        alone = losses(job.config, folder / "alone" / job.folder.name)
+        near = max(abs(a - b) for a, b in zip(turns, alone, strict=True)) < 1e-3
+        tell(f"{job.label}: turns change nothing", near, (turns, alone))
+
+
 def main() -> int:
+    quiet_transformers()
     failed = 0
 
     def tell(what: str, good: bool, found: object) -> None:
@@ -56,8 +78,9 @@ def main() -> int:
         for mixer in ("ssmax", "heat(t='adaptive')", "sigmoid", "sima", "neighbor", "heat(alpha=1.0)"):
             trainer, progress = prepared(replace(SMALL, mixer=mixer), folder / mixer, quiet=True)
             state = trainer.run(progress)
-            captured = trainer.graph is not None
-            tell(f"{mixer} trains", state.best_loss < 5.5, (state.best_loss, f"captured: {captured}"))
+            recorded = [w is not None and w.graph is not None for w in (trainer.compute, trainer.look)]
+            told = (state.best_loss, f"recorded, steps and evaluation: {recorded}")
+            tell(f"{mixer} trains", state.best_loss < 5.5, told)
         for precision in ("fp16", "fp32"):
             found = losses(replace(SMALL, precision=precision), folder / precision)
             tell(f"{precision} trains", found[-1] < found[0], found)
@@ -85,6 +108,7 @@ def main() -> int:
             pass
         resumed, progress = prepared(replace(SMALL, steps=30), folder / "bad", resume=True, quiet=True)
         tell("a finished run resumes at its end", resumed.state.step == 30, resumed.state.step)
+        turns_change_nothing(folder, tell)
         compiled = losses(replace(SMALL, compile="on"), folder / "compiled")
         tell("a compiled and captured model trains", compiled[-1] < compiled[0], compiled)
     return 1 if failed else 0

@@ -12,7 +12,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import torch
 from langevin.bench import BASELINE, machine
 from langevin.data import order
 from langevin.errors import UsageError
+from langevin.evaluation.cost import peak_memory, reset_peak_memory
 from langevin.mixers import parse
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.cost import flops_of, peak_flops
@@ -107,6 +108,20 @@ def bench_training(
     }
 
 
+def alone(config: TrainConfig, vocab: int, device: str, seconds: float = 0.5) -> dict[str, float | None]:
+    """Tokens a second and peak memory of training steps of a config, with nothing else on the device."""
+    reset_peak_memory(device)
+    with tempfile.TemporaryDirectory() as folder:
+        case = _Case(config.mixer, config, vocab, device, Path(folder), seconds)
+        for _ in range(3):
+            case.round()
+        case.steps.close()
+    return {
+        "tokens_per_second": case.a_step / statistics.median(case.loop),
+        "peak_memory_bytes": peak_memory(device),
+    }
+
+
 SHAPE = (
     *("layers", "width", "heads", "kv_heads", "context", "batch", "positions", "mlp", "mlp_width", "norm"),
     *("qk_norm", "tie", "optimizer", "precision", "compile", "graphs", "checkpointing", "accumulate"),
@@ -126,7 +141,7 @@ class _Case:
         corpus: Any = RandomTokens(vocab, max(100_000, 20 * config.batch * config.context))
         self.spec, self.a_step = spec, config.batch * config.context
         self.trainer = Trainer(config, model, corpus, folder)
-        self.steps: Iterator[None] = self.trainer.steps(Progress(folder, quiet=True))
+        self.steps: Generator[None] = self.trainer.steps(Progress(folder, quiet=True))
         self.loop: list[float] = []
         self.bare: list[float] = []
         _finished(lambda: self._take(WARM + 2), device)
@@ -139,7 +154,7 @@ class _Case:
             next(self.steps)
 
     def _bare(self) -> None:
-        graph = self.trainer.graph
+        graph = self.trainer.compute.graph
         with self.trainer._stream():
             for _ in range(self.count):
                 if graph is None:
@@ -160,7 +175,7 @@ class _Case:
             mixer=self.spec,
             parameters=sum(p.numel() for p in trainer.model.parameters()),
             parts=trainer.parts,
-            captured=trainer.graph is not None,
+            captured=trainer.compute.graph is not None,
             tokens_per_second=rate,
             spread=high - low,
             ratio=statistics.median(b / a for a, b in zip(self.loop, base, strict=True)),

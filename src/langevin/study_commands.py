@@ -118,6 +118,8 @@ def _is_recipe(folder: Path) -> bool:
 
 def show(results: dict[str, Any], folder: Path) -> None:
     """The primary metric by arm, the verdict, and where the rest is."""
+    from langevin.studies.statistics import cost_of
+
     metric = next(m for m in results["metrics"] if m["name"] == results["primary"])
     table = Table(box=box.SIMPLE_HEAD)
     unit = f" ({metric['unit']})" if metric["unit"] else ""
@@ -126,10 +128,7 @@ def show(results: dict[str, Any], folder: Path) -> None:
         table.add_column(head, justify="right")
     for arm in results["arms"]:
         found = arm["summary"].get(results["primary"])
-        done = [run for run in arm["runs"] if run["status"] == "done"]
-        paces = [run["cost"]["tokens_per_second"] for run in done]
-        known = [pace for pace in paces if pace is not None]
-        pace = sum(known) / len(known) if known else None
+        pace = cost_of(arm, "tokens_per_second")
         table.add_row(
             arm["name"],
             "" if found is None else f"{found['mean']:.4f}",

@@ -153,18 +153,18 @@ def test_a_learning_rate_at_the_edge_of_those_tried_is_told(tmp_path):
 
 def test_a_trial_that_succeeds_later_does_not_change_what_runs_were_trained_with(tmp_path, monkeypatch):
     one = plan(tmp_path, seeds=(0,), tune="lr", trials=3)
-    whole = start.train
+    whole = start.prepared
 
     def fails(config, *rest, **more):
         if config.lr == 2e-3 and config.mixer == "softmax":
             raise RuntimeError("out of memory")
         return whole(config, *rest, **more)
 
-    monkeypatch.setattr(start, "train", fails)
+    monkeypatch.setattr(start, "prepared", fails)
     first = compare(one, tmp_path / "cmp", workers=0, quiet=True)
     assert [trial["valid_loss"] is None for trial in first["arms"][0]["tuning"]] == [False, False, True]
     assert any("Trials of softmax that failed" in sentence for sentence in first["not_controlled"])
-    monkeypatch.setattr(start, "train", whole)
+    monkeypatch.setattr(start, "prepared", whole)
     again = compare(one, tmp_path / "cmp", workers=0, quiet=True)
     assert again["arms"][0]["changes"] == first["arms"][0]["changes"]
     config = load(tmp_path / "cmp" / again["arms"][0]["runs"][0]["path"]).config

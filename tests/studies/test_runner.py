@@ -17,6 +17,7 @@ from langevin.errors import UsageError
 from langevin.studies import cluster
 from langevin.studies.plan import Plan
 from langevin.studies.runner import compare, divide, run_jobs
+from langevin.studies.sharing import Share
 from langevin.studies.work import Job, Outcome, finished
 from langevin.studies.workers import Workers
 
@@ -108,10 +109,10 @@ def test_a_worker_that_dies_fails_its_run_only_and_is_replaced(tmp_path: Path) -
     jobs = run_jobs(plan(tmp_path), tmp_path / "cmp")
     ended: dict[str, Outcome] = {}
     victim = jobs[1]
-    with Workers(2, threads=1) as crew:
+    with Workers(Share(2, 2), threads=1) as crew:
 
         def begin(job: Job) -> None:
-            if job is victim:
+            if job == victim:
                 at_work = next(worker for worker in crew.crew if job in worker.jobs)
                 os.kill(at_work.process.pid or 0, signal.SIGKILL)
 

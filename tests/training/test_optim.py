@@ -10,7 +10,7 @@ from torch import nn
 
 from langevin.errors import WorkError
 from langevin.training.config import TrainConfig
-from langevin.training.loop import fewest_parts
+from langevin.training.fitting import fewest_parts
 from langevin.training.optim import Muon, Update, orthogonal
 
 

@@ -315,6 +315,6 @@ def test_a_validation_loss_that_is_not_a_number_ends_the_run(
 def test_a_run_that_ends_earlier_than_planned_logs_its_last_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop.Trainer, "_within", lambda self, minutes: self.state.step)
+    monkeypatch.setattr(loop, "within", lambda trainer, minutes: trainer.state.step)
     run, _ = train(small(tmp_path, steps=None, minutes=1.0), tmp_path / "run", quiet=True)
     assert run.metrics("train")[-1]["step"] == run.metrics("valid")[-1]["step"] == 4

@@ -18,7 +18,7 @@ from langevin.studies.metrics import described
 from langevin.studies.plan import Arm, Plan
 from langevin.studies.statistics import compare_arms, summarise
 from langevin.studies.verdict import verdict
-from langevin.studies.work import crossing, read_json
+from langevin.studies.work import ALONE, crossing, read_json
 
 if TYPE_CHECKING:
     from langevin.studies.terms import Size
@@ -70,6 +70,7 @@ def collect(plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Si
     for arm in plan.arms:
         runs = [_record(run_folder(folder, arm, seed), seed, folder) for seed in plan.seeds]
         models = [run.pop("model", None) for run in runs]
+        alone = read_json(folder / arm.slug / ALONE)
         state = next((model["state_bytes"] for model in models if model), None)
         arms.append(
             {
@@ -80,6 +81,7 @@ def collect(plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Si
                 "flops_per_token": sizes[arm.name].flops_per_token,
                 "state_bytes": state,
                 "runs": runs,
+                **({"alone": alone} if alone else {}),
                 **({"tuning": trials[arm.name]} if trials else {}),
             }
         )
@@ -172,8 +174,9 @@ def _not_measured(results: dict[str, Any]) -> list[str]:
     costs = [run["cost"] for arm in results["arms"] for run in arm["runs"] if run["status"] == "done"]
     if any(cost["tokens_per_second"] is None for cost in costs):
         sentences.append(
-            "Runs shared a GPU, so their speed and memory are not shown: "
-            "langevin bench train measures them."
+            "Runs shared a GPU: speed, memory and decoding time are those of a few steps of each arm alone."
+            if all(arm.get("alone") for arm in results["arms"])
+            else "Runs shared a GPU, so their speed, memory and decoding time are not shown."
         )
     return sentences
 

@@ -27,7 +27,7 @@ from langevin.studies.collect import TUNED, collect, data_facts, run_folder, tri
 from langevin.studies.display import Display
 from langevin.studies.plan import TUNING_SEED, Plan, settle
 from langevin.studies.report import write_report
-from langevin.studies.sharing import Share, share
+from langevin.studies.sharing import Share, share, worth_compiling
 from langevin.studies.work import EVALUATED, Job, finished, read_json, work, write_json
 from langevin.studies.workers import Began, Ended, Tick, Workers
 from langevin.training.start import pick_device, resolved
@@ -56,11 +56,12 @@ def compare(
     finish: a last change to the results before the report is written.
     """
     device = pick_device(plan.settings.device)
-    plan = replace(plan, settings=resolved(replace(plan.settings, device=device), device))
+    plan = replace(plan, settings=replace(plan.settings, device=device))
     corpus = prepare(plan.settings.data, tokenizer=plan.settings.tokenizer, progress=not quiet)
     if plan.equalise:
         plan = terms.equalised(plan, corpus.vocab_size)
     sizes = terms.sizes(plan, corpus.vocab_size)
+    plan = spelled_out(plan, sizes, device)
     display = Display(quiet)
     for sentence in terms.unequal(sizes):
         hint = "" if plan.equalise else "; --equalise makes them equal"
@@ -69,12 +70,14 @@ def compare(
     about = {
         "data": data_facts(corpus.manifest, plan.settings.data),
         "commands": [plan.command()],
-        "workers": max(1, divided.workers * divided.runs),
+        "workers": divided.at_once,
     }
     about = settle(plan, folder, about)
+    if divided.shared:
+        display.say(f"up to {divided.at_once} runs at a time share the GPU")
     with _alone(folder), _interruptible(), crew(divided, plan, device, on) as chosen:
         try:
-            _make(plan, folder, chosen, display)
+            _make(plan, folder, chosen, display, timing=divided.shared)
         finally:
             display.stop()
     results = collect(plan, folder, about, sizes)
@@ -83,10 +86,10 @@ def compare(
     return results
 
 
-def _make(plan: Plan, folder: Path, crew: Crew, display: Display) -> None:
-    """Every job of the plan that is not done yet, in three parts; each needs the one before."""
+def _make(plan: Plan, folder: Path, crew: Crew, display: Display, timing: bool) -> None:
+    """Every job of the plan that is not done yet, in parts; each needs the one before."""
 
-    def carry_out(name: str, jobs: list[Job]) -> None:
+    def carry_out(name: str, jobs: list[Job], crew: Crew = crew) -> None:
         left = [job for job in jobs if not finished(job)]
         if left:
             if len(left) < len(jobs):
@@ -103,6 +106,9 @@ def _make(plan: Plan, folder: Path, crew: Crew, display: Display) -> None:
     carry_out("comparing", jobs)
     if plan.settings.keep_evaluated:
         carry_out("matching", matching_jobs(plan, jobs))
+    if timing:
+        with Workers(Share(), plan.threads) as alone:
+            carry_out("timing", timing_jobs(jobs), alone)
 
 
 def trial_jobs(plan: Plan, folder: Path) -> list[Job]:
@@ -150,6 +156,24 @@ def matching_jobs(plan: Plan, jobs: list[Job]) -> list[Job]:
     ]
 
 
+def timing_jobs(jobs: list[Job]) -> list[Job]:
+    """A finished run of each arm, as a pattern."""
+    first: dict[Path, Job] = {}
+    for job in jobs:
+        if finished(job):
+            first.setdefault(job.folder.parent, job)
+    return [replace(job, label=f"{job.label} alone", timing=True) for job in first.values()]
+
+
+def spelled_out(plan: Plan, sizes: dict[str, terms.Size], device: str) -> Plan:
+    """The plan with what `auto` means here; short runs are not worth compiling."""
+    settings = plan.settings
+    if settings.compile == "auto":
+        largest = max(size.flops_per_token for size in sizes.values())
+        settings = replace(settings, compile="auto" if worth_compiling(plan, largest) else "off")
+    return replace(plan, settings=resolved(settings, device))
+
+
 def divide(
     plan: Plan, sizes: dict[str, terms.Size], vocab_size: int, device: str, workers: int | None
 ) -> Share:
@@ -157,11 +181,16 @@ def divide(
     if device == "cpu":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         most = max(1, min(cores // plan.threads, len(plan.arms) * len(plan.seeds)))
-        return Share(most if workers is None else workers)
+        most = most if workers is None else workers
+        return Share(most, most)
+    if workers is not None and workers < 2:
+        return Share(workers)
     largest = max(sizes.values(), key=lambda size: size.parameters)
     memory = torch.cuda.get_device_properties(device).total_memory
     found = share(plan, largest.flops_per_token, largest.parameters, vocab_size, memory)
-    return found if workers is None else replace(found, workers=workers)
+    return (
+        found if workers is None else replace(found, workers=workers, trainers=min(found.trainers, workers))
+    )
 
 
 @contextmanager
@@ -175,7 +204,7 @@ def crew(divided: Share, plan: Plan, device: str, on: On) -> Iterator[Crew]:
     elif divided.workers == 0:
         yield Here()
     else:
-        with Workers(divided.workers, plan.threads, divided.runs) as crew:
+        with Workers(divided, plan.threads) as crew:
             yield crew
 
 

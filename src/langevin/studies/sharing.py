@@ -1,8 +1,9 @@
 """Several runs on one GPU: small models leave most of it idle.
 
-Runs of one arm share a process, and with it what was compiled: each has its own stream, its steps are
-replayed as graphs that nothing waits for, and the runs take turns at launching them. Arms have processes of
-their own, so that they compile at the same time.
+Runs take turns in one process: each has its own stream, its steps are replayed as graphs that nothing waits
+for, and so the kernels of several are on the GPU at a time, which those of several processes are not. Other
+processes measure what is trained. Compiled arms have processes of their own instead, so that they compile
+at the same time; their seeds take turns, and share what was compiled.
 """
 
 from __future__ import annotations
@@ -10,36 +11,50 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from langevin.studies.plan import Plan
-from langevin.studies.work import Job, Outcome, conclude, fail, finished, one_line, tidied, work
+from langevin.studies.work import Job, Outcome, conclude, fail, finished, one_line, started, tidied, work
 
-BUSY = 5e12  # FLOPs of a step that fill a GPU by itself
-MOST = 16  # runs at once
+BUSY = 5e12  # FLOPs of a step that leave no room for another run
+FULL = 2e12  # FLOPs of the steps of all runs at a time that fill a GPU
+WORTH = 1e16  # FLOPs of an arm's training from which compiling pays: it takes about half a minute
+MOST = 16  # runs at a time
 PART = 0.6  # of the memory of the GPU, for all runs together
+MEASURING = 3  # processes
 
 
 @dataclass(frozen=True)
 class Share:
-    """How a GPU is divided: processes, and runs in each."""
+    """How a device is divided among runs."""
 
-    workers: int = 1
-    runs: int = 1
+    workers: int = 1  # processes
+    trainers: int = 1  # of them that may train at a time; the others measure
+    runs: int = 1  # that take turns in a process
+    by_arm: bool = False  # only runs of one arm take turns
+    shared: bool = False  # times and memory of a run are not its own
+
+    @property
+    def at_once(self) -> int:
+        return max(1, self.trainers * self.runs)
 
 
 def share(plan: Plan, flops_per_token: float, parameters: int, vocab_size: int, memory: float) -> Share:
-    """As many runs at once as the memory holds, if one alone leaves the GPU idle."""
-    config = plan.settings
-    tokens = config.batch * config.context
-    if flops_per_token * tokens > BUSY:
+    """As many runs at once as fill a GPU of so much memory, and fit into it."""
+    config, every = plan.settings, len(plan.arms) * len(plan.seeds)
+    step = flops_per_token * config.batch * config.context
+    fit = min(MOST, every, math.floor(PART * memory / run_bytes(plan, parameters, vocab_size)))
+    if step > BUSY or fit < 2:
         return Share()
-    fit = math.floor(PART * memory / run_bytes(plan, parameters, vocab_size))
-    at_once = max(1, min(MOST, fit, len(plan.arms) * len(plan.seeds)))
     cores = os.cpu_count() or 1
-    workers = max(1, min(len(plan.arms), at_once, cores // 2))
-    return Share(workers, max(1, min(len(plan.seeds), at_once // workers)))
+    if config.compile == "on":
+        workers = max(1, min(len(plan.arms), fit, cores // 2))
+        runs = max(1, min(len(plan.seeds), fit // workers))
+        return Share(workers, workers, runs, by_arm=True, shared=workers * runs > 1)
+    runs = min(fit, math.ceil(FULL / step))
+    return Share(1 + min(MEASURING, cores // 4), 1, runs, shared=True) if runs > 1 else Share()
 
 
 def run_bytes(plan: Plan, parameters: int, vocab_size: int) -> float:
@@ -50,17 +65,27 @@ def run_bytes(plan: Plan, parameters: int, vocab_size: int) -> float:
     return 16 * parameters + tokens * (10 * vocab_size + 80 * config.layers * config.width) + 2**29
 
 
-def bundles(jobs: list[Job], size: int) -> list[list[Job]]:
-    """Jobs of one arm together, `size` at a time; measurements one by one."""
-    arms: dict[Any, list[Job]] = {}
+def worth_compiling(plan: Plan, flops_per_token: float) -> bool:
+    """Whether the runs of an arm together are long enough to gain what compiling it costs."""
+    config = plan.settings
+    tokens = config.tokens or config.batch * config.context * (config.steps or 0)
+    return flops_per_token * tokens * len(plan.seeds) > WORTH
+
+
+def bundles(jobs: list[Job], share: Share) -> list[list[Job]]:
+    """The jobs that take turns, as evenly as they divide."""
+    groups: dict[Any, list[Job]] = {}
     for job in jobs:
-        alone = job.at_loss is not None
-        arms.setdefault((replace(job.config, seed=0), job.folder if alone else None), []).append(job)
-    return [same[i : i + size] for same in arms.values() for i in range(0, len(same), size)]
+        groups.setdefault(replace(job.config, seed=0) if share.by_arm else None, []).append(job)
+    parts = []
+    for group in groups.values():
+        size = math.ceil(len(group) / math.ceil(len(group) / share.runs))
+        parts += [group[i : i + size] for i in range(0, len(group), size)]
+    return parts
 
 
 def work_together(jobs: list[Job], ended: Callable[[Job, Outcome], None]) -> None:
-    """Make several runs in turns of a step each; each is measured when all are trained."""
+    """Train several runs in turns of a step each; they are left to be measured by whoever has time."""
     if len(jobs) == 1:
         ended(jobs[0], work(jobs[0]))
         return
@@ -79,15 +104,45 @@ def work_together(jobs: list[Job], ended: Callable[[Job, Outcome], None]) -> Non
         except Exception as error:
             ended(job, fail(job, one_line(error)))
     with heeding_signals(training.stop):
-        for job, cause in training.take_turns():
-            ended(job, fail(job, cause))
-    for job, stopped, run in training.trained:
-        try:
-            outcome = Outcome("stopped") if stopped else conclude(job, run, training.device, shared=True)
-        except Exception as error:
-            outcome = fail(job, one_line(error))
-        ended(job, outcome)
+        for job, outcome in training.take_turns():
+            ended(job, outcome)
     tidied()
+
+
+class _Chance:
+    """The random streams of one run among several in a process.
+
+    On a GPU it is a state of the generator that no other run has: graphs of runs at the same time would
+    otherwise read the numbers of one another.
+    """
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.generator: Any = None
+        self.cpu = torch.get_rng_state()
+        if device.startswith("cuda"):
+            torch.cuda.init()
+            self.generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            self.gpu = self.generator.clone_state()
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Random numbers are this run's, and afterwards what they were before."""
+        import torch
+
+        cpu, gpu = torch.get_rng_state(), None
+        torch.set_rng_state(self.cpu)
+        if self.generator is not None:
+            gpu = self.generator.graphsafe_get_state()
+            self.generator.graphsafe_set_state(self.gpu)
+        try:
+            yield
+        finally:
+            self.cpu = torch.get_rng_state()
+            torch.set_rng_state(cpu)
+            if self.generator is not None:
+                self.generator.graphsafe_set_state(gpu)
 
 
 class _Training:
@@ -95,43 +150,39 @@ class _Training:
 
     def __init__(self) -> None:
         self.running: dict[Job, tuple[Any, Iterator[None]]] = {}
-        self.random: dict[Job, dict[str, Any]] = {}
-        self.trained: list[tuple[Job, bool, Any]] = []
-        self.device = "cpu"
+        self.chance: dict[Job, _Chance] = {}
 
     def add(self, job: Job) -> None:
-        from langevin.runs import quiet_transformers
-        from langevin.studies.work import fresh
-        from langevin.training.checkpoint import random_state
-        from langevin.training.start import pick_device, prepared
+        from langevin.training.start import pick_device
 
-        quiet_transformers()
-        fresh(job)
-        self.device = pick_device(job.config.device)
-        trainer, progress = prepared(job.config, job.folder, resume=True, quiet=True)
+        self.chance[job] = _Chance(pick_device(job.config.device))
+        with self.chance[job].ours():
+            trainer, progress = started(job)
         self.running[job] = (trainer, trainer.steps(progress))
-        self.random[job] = random_state()
 
-    def take_turns(self) -> Iterator[tuple[Job, str]]:
-        """Train all to their ends, each with random numbers of its own; gives those that fail, and why."""
-        from langevin.runs import Run
-        from langevin.training.checkpoint import random_state, set_random_state
-
+    def take_turns(self) -> Iterator[tuple[Job, Outcome]]:
+        """Train all to their ends, each with random numbers of its own; gives each when it ends."""
         while self.running:
             for job, (trainer, steps) in list(self.running.items()):
                 try:
-                    set_random_state(self.random[job])
-                    next(steps)
-                    self.random[job] = random_state()
+                    with self.chance[job].ours():
+                        next(steps)
                     continue
                 except StopIteration:
-                    run = Run(trainer.folder, trainer.config)
-                    self.trained.append((job, trainer.stopped_by is not None, run))
+                    outcome = _end(job, trainer)
                 except Exception as error:
-                    yield job, one_line(error)
-                del self.running[job]
+                    outcome = fail(job, one_line(error))
+                del self.running[job], self.chance[job], trainer, steps
+                yield job, outcome
 
     def stop(self, signal: int) -> None:
         """Every run saves after the step in hand."""
         for trainer, _ in self.running.values():
             trainer.ask(signal)
+
+
+def _end(job: Job, trainer: Any) -> Outcome:
+    """Of a trial nothing is measured, so it is done; of a run much is."""
+    if trainer.stopped_by is not None:
+        return Outcome("stopped")
+    return conclude(job) if job.trial else Outcome("trained")

@@ -184,6 +184,15 @@ def by_seed(arm: dict[str, Any], metric: str, at: str = "best") -> dict[int, flo
     return found
 
 
+def cost_of(arm: dict[str, Any], name: str) -> float | None:
+    """A cost of an arm: its own number, the mean over its runs, or what it is with the device to itself."""
+    if name in arm:
+        return None if arm[name] is None else float(arm[name])
+    found = [(run.get("cost") or {}).get(name) for run in arm["runs"] if run["status"] == "done"]
+    own = interval(value for value in found if value is not None).mean
+    return (arm.get("alone") or {}).get(name) if own is None else own
+
+
 def summarise(arm: dict[str, Any], metrics: Iterable[str]) -> dict[str, dict[str, Any]]:
     """An arm's `summary`: each measured metric's mean and interval over seeds, at the best checkpoint."""
     found = {name: interval(by_seed(arm, name).values()) for name in metrics}

@@ -16,6 +16,7 @@ from langevin.studies.statistics import (
     LEAST_PAIRS,
     by_seed,
     compare_arms,
+    cost_of,
     interval,
     least_pairs,
 )
@@ -209,7 +210,7 @@ def _cost(arms: list[dict[str, Any]], named: list[str]) -> list[str]:
             continue
         facts = []
         for key, words in (("tokens_per_second", "tokens/s"), ("peak_memory_bytes", "peak memory")):
-            ours, theirs = (_mean_cost(a, key) for a in (arm, reference))
+            ours, theirs = (cost_of(a, key) for a in (arm, reference))
             if ours and theirs:
                 facts.append(f"{ours / theirs:.2f} times the {words}")
         ours, theirs = (a.get("parameters") for a in (arm, reference))
@@ -273,11 +274,6 @@ def _place(results: dict[str, Any], at: str) -> str:
         return "at the best checkpoint"
     loss = results.get("matched_loss")
     return "at the matched validation loss" + ("" if loss is None else f" of {loss:.4g}")
-
-
-def _mean_cost(arm: dict[str, Any], key: str) -> float | None:
-    values = [(run.get("cost") or {}).get(key) for run in arm["runs"] if run["status"] == "done"]
-    return interval(value for value in values if value is not None).mean
 
 
 def _runs(arm: dict[str, Any], runs: list[dict[str, Any]]) -> str:

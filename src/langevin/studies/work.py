@@ -19,13 +19,17 @@ from langevin.training.config import TrainConfig
 
 RESAMPLES = 100  # the intervals that count are over seeds
 SAMPLE_PROMPT, SAMPLE_TOKENS = 12, 60
+ALONE = "alone.json"  # of an arm: what it costs with the device to itself
+SHARED = "shared"  # a file that says a run was not alone on its GPU
+OWN_TIMES = ("seconds", "tokens_per_second", "peak_memory_bytes", "decode_ms_per_token")
 EVALUATED = "evaluated"  # where training keeps the model of every evaluation, if asked to
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be made: a run of the comparison, a trial of a learning rate, or, with `at_loss`, the
-    measurement of a finished run at a validation loss that it had on its way."""
+    """One run to be made: a run of the comparison, a trial of a learning rate, or more about a finished
+    run: with `at_loss`, its measurement at a validation loss that it had on its way; with `timing`, what
+    one like it costs with the device to itself."""
 
     label: str
     folder: Path
@@ -34,10 +38,19 @@ class Job:
     threads: int
     trial: bool = False
     at_loss: float | None = None
+    timing: bool = False
+    shared: bool = False  # with other runs on its GPU
+    trained: bool = False  # already: only the measuring is left
+
+    @property
+    def trains(self) -> bool:
+        return self.at_loss is None and not self.timing and not self.trained
 
     @property
     def record(self) -> Path:
         """The file that says the job is done."""
+        if self.timing:
+            return self.folder.parent / ALONE
         return self.folder / ("done.json" if self.at_loss is None else "matched.json")
 
     @property
@@ -48,7 +61,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    status: Literal["done", "failed", "stopped"]
+    status: Literal["done", "trained", "failed", "stopped"]
     valid_loss: float | None = None
     error: str | None = None
 
@@ -67,8 +80,9 @@ def work(job: Job) -> Outcome:
     try:
         if job.at_loss is not None:
             return _matched(job, job.at_loss)
-        fresh(job)
-        return _made(job)
+        if job.timing:
+            return _timed(job)
+        return conclude(job) if job.trained else _made(job)
     except Exception as error:  # whatever it is, it is this run's own affair
         return fail(job, one_line(error))
     finally:
@@ -76,10 +90,18 @@ def work(job: Job) -> Outcome:
         tidied()
 
 
-def fresh(job: Job) -> None:
-    """Clear away what an earlier attempt left that cannot be gone on with."""
+def started(job: Job) -> tuple[Any, Any]:
+    """The trainer and the progress of a run that begins or goes on."""
+    from langevin.runs import quiet_transformers
+    from langevin.training.start import prepared
+
+    quiet_transformers()
     (job.folder / "failed.json").unlink(missing_ok=True)
     _drop_torn(job.folder)
+    trainer, progress = prepared(job.config, job.folder, resume=True, quiet=True)
+    if job.shared:
+        (job.folder / SHARED).touch()
+    return trainer, progress
 
 
 def tidied() -> None:
@@ -97,31 +119,33 @@ def tidied() -> None:
 
 def _made(job: Job) -> Outcome:
     from langevin.evaluation import cost
-    from langevin.training.start import pick_device, train
+    from langevin.training.start import pick_device
 
     device = pick_device(job.config.device)
     cost.reset_peak_memory(device)
-    run, signal = train(job.config, job.folder, resume=True, quiet=True)
-    if signal is not None:
+    trainer, progress = started(job)
+    trainer.run(progress)
+    if trainer.stopped_by is not None:
         return Outcome("stopped")
-    return conclude(job, run, device)
+    return conclude(job, cost.peak_memory(device))
 
 
-def conclude(job: Job, run: Any, device: str, *, shared: bool = False) -> Outcome:
+def conclude(job: Job, peak_memory: int | None = None) -> Outcome:
     """What follows the training of a run: measure it, and write that it is done.
 
     Of a run that shared its device, times and memory say more about the others than about it: they are
     left out.
     """
-    from langevin.evaluation import cost
+    from langevin.runs import load
+    from langevin.training.start import pick_device
 
-    peak = cost.peak_memory(device)
+    run = load(job.folder)
     record: dict[str, Any] = {"seed": job.config.seed, "best": best_of(run)}
     if not job.trial:
-        record |= measured(run, device, job.test_tokens)
-        record["cost"]["peak_memory_bytes"] = peak
-        if shared:
-            record["cost"] |= dict.fromkeys(("seconds", "tokens_per_second", "peak_memory_bytes"))
+        record |= measured(run, pick_device(job.config.device), job.test_tokens)
+        record["cost"]["peak_memory_bytes"] = peak_memory
+        if (job.folder / SHARED).exists():
+            record["cost"] |= dict.fromkeys(OWN_TIMES)
             record["curve"] = [{**row, "seconds": None} for row in record["curve"]]
     write_json(job.folder / "done.json", record)
     return Outcome("done", record["best"]["valid_loss"])
@@ -238,6 +262,19 @@ def _matched(job: Job, loss: float) -> Outcome:
     return Outcome("done")
 
 
+def _timed(job: Job) -> Outcome:
+    from langevin.bench_training import alone
+    from langevin.evaluation import cost
+    from langevin.runs import load
+    from langevin.training.start import pick_device
+
+    model, device = load(job.folder).model, pick_device(job.config.device)
+    found: dict[str, float | None] = {**alone(job.config, model.config.vocab_size, device)}
+    found["decode_ms_per_token"] = cost.measure(model.to(device), job.config.context).decode_ms_per_token
+    write_json(job.record, found)
+    return Outcome("done")
+
+
 def sample(run: Any, device: str) -> dict[str, str]:
     """A text that goes on from how the test text begins, drawn at temperature 0.8."""
     import torch
@@ -271,8 +308,8 @@ def finished(job: Job) -> bool:
 
 
 def fail(job: Job, error: str) -> Outcome:
-    """Write down that a run failed, in one line; a measurement at a matched loss is only missing then."""
-    if job.at_loss is not None:
+    """Write down that a run failed, in one line; what is more about a finished one is only missing then."""
+    if job.at_loss is not None or job.timing:
         return Outcome("failed", error=error)
     job.folder.mkdir(parents=True, exist_ok=True)
     write_json(job.folder / "failed.json", {"seed": job.config.seed, "error": error})

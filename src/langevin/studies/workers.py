@@ -1,11 +1,14 @@
 """Processes that make runs, one after another or several in turns: torch is imported once in each.
 
+Where runs share a GPU, some processes train and the others measure what is trained.
+
 A worker that dies takes only its run with it and is replaced. Workers end with the process that started
 them, however it ends.
 """
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -13,13 +16,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
-from langevin.studies.sharing import bundles, work_together
+from langevin.studies.sharing import Share, bundles, work_together
 from langevin.studies.work import Job, Outcome, fail
 
 TICK = 0.5  # seconds between looks at the running runs
@@ -37,12 +40,16 @@ class _Worker:
     line: Connection
     jobs: list[Job] = field(default_factory=list)
 
+    @property
+    def trains(self) -> bool:
+        return any(job.trains for job in self.jobs)
+
 
 class Workers:
     """A crew of processes, used as a context: `run` may be called several times."""
 
-    def __init__(self, count: int, threads: int, runs: int = 1) -> None:
-        self.count, self.threads, self.runs = count, threads, runs  # runs: that share a process
+    def __init__(self, share: Share, threads: int) -> None:
+        self.share, self.threads = share, threads
         self.crew: list[_Worker] = []
         self.context = multiprocessing.get_context("spawn")
 
@@ -60,24 +67,38 @@ class Workers:
 
     def run(self, jobs: list[Job], began: Began, ended: Ended, tick: Tick) -> None:
         """Make all runs; KeyboardInterrupt leaves every running one at a checkpoint."""
-        waiting = deque(bundles(jobs, self.runs) if self.runs > 1 else [[job] for job in jobs])
+        jobs = [replace(job, shared=self.share.shared) for job in jobs]
+        training = deque(bundles([job for job in jobs if job.trains], self.share))
+        measuring = deque([job] for job in jobs if not job.trains)
+
+        def settle(job: Job, outcome: Outcome) -> None:
+            if outcome.status == "trained":
+                measuring.append([replace(job, trained=True)])
+            else:
+                ended(job, outcome)
+
         try:
-            while waiting or any(worker.jobs for worker in self.crew):
-                self._give_out(waiting, began)
-                self._listen(ended)
+            if self.share.trainers < self.share.workers:  # those that measure get ready meanwhile
+                self._start_all(min(self.share.workers, len(jobs)))
+            while training or measuring or any(worker.jobs for worker in self.crew):
+                self._give_out(training, measuring, began)
+                self._listen(settle)
                 tick()
         except KeyboardInterrupt:
             self._stop()
             raise
 
-    def _give_out(self, waiting: deque[list[Job]], began: Began) -> None:
-        while waiting:
+    def _give_out(self, training: deque[list[Job]], measuring: deque[list[Job]], began: Began) -> None:
+        while True:
+            busy = sum(worker.trains for worker in self.crew)
+            waiting = training if training and busy < self.share.trainers else measuring
+            if not waiting:
+                return
             worker = next((w for w in self.crew if not w.jobs), None)
             if worker is None:
-                if len(self.crew) == self.count:
+                if len(self.crew) >= self.share.workers:
                     return
                 worker = self._start()
-                self.crew.append(worker)
             try:
                 worker.line.send(waiting[0])
             except OSError:  # it died while it had nothing to do
@@ -85,7 +106,8 @@ class Workers:
                 continue
             worker.jobs = list(waiting.popleft())
             for job in worker.jobs:
-                began(job)
+                if not job.trained:
+                    began(job)
 
     def _listen(self, ended: Ended) -> None:
         busy = {worker.line: worker for worker in self.crew if worker.jobs}
@@ -102,13 +124,18 @@ class Workers:
             worker.jobs.remove(job)
             ended(job, outcome)
 
+    def _start_all(self, count: int) -> None:
+        while len(self.crew) < count:
+            self._start()
+
     def _start(self) -> _Worker:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=_serve, args=(theirs,), daemon=True)
         with _environment({name: str(self.threads) for name in THREADS}):
             process.start()
         theirs.close()
-        return _Worker(process, ours)
+        self.crew.append(_Worker(process, ours))
+        return self.crew[-1]
 
     def _stop(self) -> None:
         busy = [worker for worker in self.crew if worker.jobs]
@@ -139,6 +166,8 @@ def _serve(line: Connection) -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    importlib.import_module("langevin.evaluation.runs")  # slow, and wanted by every run
+    importlib.import_module("langevin.training.start")
     while True:
         try:
             work_together(line.recv(), tell)

@@ -29,6 +29,10 @@ class Feed:
             self.train = corpus.device_tokens("train", device, first=self.count)
         self.starts = torch.zeros(rows, dtype=torch.long, device=device)
         self.held = torch.zeros(rows, config.context + 1, dtype=torch.long, device=device)
+        # The first eval_tokens validation tokens in windows without overlap, in batches (B, L + 1).
+        windows = max(1, min(config.eval_tokens, len(self.valid) - 1) // config.context)
+        starts = torch.arange(windows) * config.context
+        self.held_out = [self.gather(self.valid, part) for part in starts.split(config.batch)]
 
     def windows(self, step: int) -> np.ndarray:
         """Where the windows of a step start, over all processes."""
@@ -61,13 +65,6 @@ class Feed:
         index = starts.to(self.device)[:, None]
         index = index + torch.arange(self.config.context + 1, device=self.device)
         return tokens[index % len(tokens)].long()
-
-    def validation(self) -> list[Tensor]:
-        """The first eval_tokens validation tokens in windows without overlap, in batches (B, L + 1)."""
-        context = self.config.context
-        windows = max(1, min(self.config.eval_tokens, len(self.valid) - 1) // context)
-        starts = torch.arange(windows) * context
-        return [self.gather(self.valid, part) for part in starts.split(self.config.batch)]
 
 
 def room_for_tokens(device: torch.device) -> int:

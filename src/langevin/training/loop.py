@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from langevin.data import Corpus
 from langevin.errors import UsageError, WorkError
@@ -31,12 +30,13 @@ from langevin.objectives import ar
 from langevin.training import checkpoint, parallel
 from langevin.training.config import TrainConfig
 from langevin.training.feed import Feed
+from langevin.training.fitting import LOOKS, budget, fitting_parts, within
+from langevin.training.graphs import Replayed
 from langevin.training.optim import Update, factor, set_rate
 from langevin.training.parallel import World
 from langevin.training.progress import Progress
 from langevin.training.signals import heeding_signals
 
-LOOKS = 10  # evaluations in a run, unless eval_every says otherwise
 SAVE_SECONDS = 30.0  # at least so much training between checkpoints, unless checkpoint_every says otherwise
 AHEAD = 8  # steps the host may be ahead of a GPU
 WARM = 3  # steps before one is captured as a graph
@@ -85,9 +85,10 @@ class Trainer:
         self.feed = Feed(config, corpus, self.device, self.world)
         self.lost = torch.zeros(2, device=self.device)  # sum and number of losses since they were read
         self.parts = 0
-        self.warm = 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.may_capture = config.graphs and self.on_gpu and self.world.size == 1
+        own = self.stream if config.graphs and self.world.size == 1 else None
+        self.compute = Replayed(self._compute, own, after=WARM, clear=self.update.forget_gradients)
+        self.look: Replayed | None = None
+        self.looked = torch.zeros((), device=self.device)  # validation loss, summed over windows
         self.launched: deque[torch.cuda.Event] = deque()
         self.state = State()
         self.asked: int | None = None  # a signal that came
@@ -100,15 +101,15 @@ class Trainer:
                 pass
         return self.state
 
-    def steps(self, progress: Progress) -> Iterator[None]:
+    def steps(self, progress: Progress) -> Generator[None]:
         """Train, giving way after every step: several runs can take turns on one device."""
         config = self.config
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._stream():
-            self.parts = self._fitting_parts()
+            self.parts = fitting_parts(self)
             if not self.state.total:
-                self.state.total = int(self.world.agree(self.budget()))
+                self.state.total = int(self.world.agree(budget(self)))
             every = config.eval_every or max(1, math.ceil(self.state.total / LOOKS))
             progress.start(self.state, self)
         try:
@@ -134,7 +135,7 @@ class Trainer:
                     self._evaluate(progress)
                 self.state.seconds += time.perf_counter() - begin
                 if config.minutes is not None and self.state.step % every == 0:
-                    self.state.total = int(self.world.agree(self._within(config.minutes)))
+                    self.state.total = int(self.world.agree(within(self, config.minutes)))
                 if self._due(looked, saved_at):
                     self.save()
                     saved_at = self.state.seconds
@@ -182,13 +183,7 @@ class Trainer:
     def _step(self, step: int) -> None:
         set_rate(self.update.optimizers, factor(step, self.state.total, self.config))
         self.feed.put(step)
-        if self.graph is not None:
-            self.graph.replay()
-        else:
-            self._compute()
-            self.warm += 1
-            if self.may_capture and self.warm >= WARM:
-                self._capture()
+        self.compute()
         if self.on_gpu:
             self._keep_close()
         else:
@@ -201,12 +196,13 @@ class Trainer:
         chunks = self.feed.batch().chunk(self.parts)
         for i, part in enumerate(chunks):
             with parallel.gradients(self.forward, last=i + 1 == len(chunks)):
-                total += self._backward(part)
+                total += self.backward(part)
         self.update()
         finite = total.isfinite()
         self.lost += torch.stack([torch.where(finite, total, 0.0), finite.float()])
 
-    def _backward(self, part: Tensor) -> Tensor:
+    def backward(self, part: Tensor) -> Tensor:
+        """Add the gradients of a part of a batch; its part of the loss."""
         loss = self.loss(part, self.config.batch * self.config.context)
         scale = self.update.scale
         spread = loss * self.world.size  # gradients are averaged over processes
@@ -225,23 +221,6 @@ class Trainer:
         with self._precision():
             logits = model(input_ids=inputs, use_cache=False).logits
         return ar.loss(logits, targets, total=count)
-
-    def _capture(self) -> None:
-        """Record a step as a CUDA graph; a model that needs the host in between goes on without."""
-        torch.cuda.synchronize(self.device)
-        self.update.forget_gradients()
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, stream=self.stream):
-                self._compute()
-        except RuntimeError as error:
-            cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-            warnings.warn(f"steps are not replayed as a CUDA graph: {cause}", stacklevel=1)
-            self.may_capture = False
-            self.update.forget_gradients()
-            return
-        self.graph = graph
 
     def _keep_close(self) -> None:
         """Let the host be a few steps ahead of the GPU and no more, so that signals and times are true."""
@@ -298,14 +277,19 @@ class Trainer:
                 progress.keep(self, self.folder / "evaluated" / f"step-{state.step}")
         progress.evaluated(state, self, loss)
 
-    @torch.no_grad()
     def valid_loss(self) -> float:
         """Mean loss on the first eval_tokens validation tokens, in windows without overlap."""
+        if self.look is None and self.compute.graph is not None:
+            self.look = Replayed(self._look, self.stream, after=1, pool=self.compute.graph.pool())
         self.model.eval()
-        batches = self.feed.validation()
-        losses = [self.loss(tokens) * len(tokens) for tokens in batches]
+        (self.look or self._look)()
         self.model.train()
-        return float(torch.stack(losses).sum()) / sum(map(len, batches))
+        return float(self.looked) / sum(map(len, self.feed.held_out))
+
+    @torch.no_grad()
+    def _look(self) -> None:
+        losses = [self.loss(tokens) * len(tokens) for tokens in self.feed.held_out]
+        self.looked.copy_(torch.stack(losses).sum())
 
     def ask(self, signal: int) -> None:
         """Ask the run to save and stop after the step in hand."""
@@ -326,75 +310,3 @@ class Trainer:
             self.stopped_by = self.asked
         elif self.state.step % AHEAD == 0:
             self.stopped_by = int(self.world.agree(self.asked or 0, "largest")) or None
-
-    def _within(self, minutes: float) -> int:
-        """The steps that fit into the minutes, by the pace so far: a machine may slow down."""
-        left = minutes * 60 - self.state.seconds
-        return max(self.state.step, int(self.state.step + left * self.state.step / self.state.seconds))
-
-    def budget(self) -> int:
-        """Steps the budget allows; minutes are turned into steps by timing a few first."""
-        config = self.config
-        a_step = config.batch * config.context
-        if config.steps is not None:
-            return config.steps
-        if config.minutes is None:
-            return max(1, math.ceil((config.tokens or 10_000_000) / a_step))
-        a_look = min(config.eval_tokens, len(self.feed.valid)) / a_step / 3
-        return max(20, int(config.minutes * 60 / self.seconds_a_step() - LOOKS * a_look))
-
-    def seconds_a_step(self) -> float:
-        """The time of a backward pass over a batch, the middle of three."""
-        self.parts = self.parts or self._fitting_parts()
-        times = []
-        for attempt in range(4):
-            begin = time.perf_counter()
-            self._try(self.parts)
-            if attempt:  # the first one warms up
-                times.append((time.perf_counter() - begin) * self.parts)
-        return sorted(times)[1]
-
-    def _fitting_parts(self) -> int:
-        """As few parts a step as fit into the memory of the device, found by trying."""
-        rows = len(self.feed.starts)
-        if self.config.accumulate is not None or not self.on_gpu or self.world.size > 1:
-            return min(rows, self.config.accumulate or 1)
-        fresh = not any(optimizer.state for optimizer in self.update.optimizers)
-
-        def fits(parts: int) -> bool:
-            try:
-                # Room for the moments, where they are not there yet.
-                held = [torch.empty_like(p) for p in self.model.parameters() for _ in range(2 * fresh)]
-                self._try(parts)
-                del held
-            except torch.OutOfMemoryError:
-                self.update.forget_gradients()
-                torch.cuda.empty_cache()
-                return False
-            return True
-
-        parts = fewest_parts(rows, fits)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        return parts
-
-    def _try(self, parts: int) -> None:
-        """A backward pass that leaves no trace, finished when this returns."""
-        random = checkpoint.random_state()
-        self.feed.put(0)
-        self._backward(self.feed.batch().chunk(parts)[0])
-        float(nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None]))
-        self.update.forget_gradients()
-        checkpoint.set_random_state(random)
-
-
-def fewest_parts(rows: int, fits: Callable[[int], bool]) -> int:
-    """The fewest equal parts of a batch that fit, doubling: 1, 2, 4, ... or what divides the rows next."""
-    parts = 1
-    while not fits(parts):
-        if parts >= rows:
-            raise WorkError(
-                "not even one sequence a part fits into the memory of the device",
-                "Use --checkpointing, a shorter --context or a smaller model.",
-            )
-        parts = next(n for n in range(min(parts * 2, rows), rows + 1) if rows % n == 0)
-    return parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,7 @@ class Progress:
         self.logged_at = 0.0
         self.logged_step = 0
         self.valid = float("nan")
+        self.tokenizer: dict[str, bytes] = {}
 
     def start(self, state: State, trainer: Trainer) -> None:
         self.task = self.bar.add_task("training", total=state.total, completed=state.step, shown="")
@@ -115,10 +116,12 @@ class Progress:
         self.write(row)
 
     def best(self, trainer: Trainer) -> None:
-        """Keep the best model where `langevin.load` looks for it."""
-        self.keep(trainer, self.model_folder)
+        """Keep the best model where `langevin.load` looks for it, with its tokenizer."""
+        self.keep(trainer, self.model_folder, self._put_tokenizer)
 
-    def keep(self, trainer: Trainer, target: Path) -> None:
+    def keep(
+        self, trainer: Trainer, target: Path, more: Callable[[Trainer, Path], None] = lambda t, f: None
+    ) -> None:
         """Write the model as it is, in the place of what was there, in one move."""
         weights = trainer.whole_weights()
         if not self.writes:
@@ -126,7 +129,7 @@ class Progress:
 
         def fill(folder: Path) -> None:
             trainer.model.save_pretrained(folder, state_dict=weights)
-            trainer.corpus.tokenizer.save_pretrained(folder)
+            more(trainer, folder)
 
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -136,6 +139,15 @@ class Progress:
                 f"the model could not be written to {target}: {error}",
                 "Free some space and go on with --resume auto: the last checkpoint is whole.",
             ) from error
+
+    def _put_tokenizer(self, trainer: Trainer, folder: Path) -> None:
+        """Its files as they were written the first time: to make them takes longer than a model's."""
+        if not self.tokenizer:
+            before = set(folder.iterdir())
+            trainer.corpus.tokenizer.save_pretrained(folder)
+            self.tokenizer = {p.name: p.read_bytes() for p in set(folder.iterdir()) - before}
+        for name, content in self.tokenizer.items():
+            (folder / name).write_bytes(content)
 
     def stop(self) -> None:
         self.bar.stop()

@@ -19,6 +19,7 @@ from langevin.models.cost import flops_of
 from langevin.runs import Run, environment
 from langevin.training import checkpoint, parallel, track
 from langevin.training.config import TrainConfig
+from langevin.training.fitting import budget, seconds_a_step
 from langevin.training.loop import Trainer
 from langevin.training.parallel import World
 from langevin.training.progress import Progress, cut_metrics
@@ -161,8 +162,8 @@ def estimate(config: TrainConfig) -> dict[str, Any]:
     flops = flops_of(model, config.context)
     a_step = config.batch * config.context
     trainer = Trainer(replace(config, compile="off", track=None), model, corpus, Path())
-    steps = None if config.minutes else trainer.budget()
-    seconds = trainer.seconds_a_step()
+    steps = None if config.minutes else budget(trainer)
+    seconds = seconds_a_step(trainer)
     return {
         "parameters": parameters,
         "of which embeddings": model.get_input_embeddings().weight.numel(),

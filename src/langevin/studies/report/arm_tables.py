@@ -17,9 +17,10 @@ from langevin.studies.report.numbers import (
     probability,
     sentence_case,
 )
-from langevin.studies.report.reading import Results, comparison, cost_of, metric_named
+from langevin.studies.report.reading import Results, comparison, metric_named
 from langevin.studies.report.svg import Look
 from langevin.studies.report.tables import Cell, Column, Row, table
+from langevin.studies.statistics import cost_of
 
 COST_COLUMNS = (
     ("parameters", "size", "parameters"),

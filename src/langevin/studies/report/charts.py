@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from langevin.studies.report.numbers import amount, interval, number, probability, sentence_case
-from langevin.studies.report.reading import Results, cost_of, metric_named, with_unit
+from langevin.studies.report.reading import Results, metric_named, with_unit
 from langevin.studies.report.svg import (
     WIDE,
     Axis,
@@ -24,6 +24,7 @@ from langevin.studies.report.svg import (
     shortened,
     text,
 )
+from langevin.studies.statistics import cost_of
 
 
 def forests(results: Results) -> list[str]:

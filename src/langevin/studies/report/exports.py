@@ -9,8 +9,9 @@ from typing import Any
 
 from langevin.studies.report.arm_tables import measured
 from langevin.studies.report.numbers import MINUS, NOTHING, amount, mean
-from langevin.studies.report.reading import Results, comparison, cost_of, metric_named, with_unit
+from langevin.studies.report.reading import Results, comparison, metric_named, with_unit
 from langevin.studies.report.tables import Cell
+from langevin.studies.statistics import cost_of
 
 
 def runs_csv(results: Results) -> str:

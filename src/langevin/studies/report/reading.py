@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from langevin.studies.report.numbers import mean
-
 Results = dict[str, Any]
 
 
@@ -18,14 +16,6 @@ def metric_named(results: Results, name: str) -> dict[str, str]:
 
 def with_unit(label: str, unit: str) -> str:
     return f"{label} ({unit})" if unit else label
-
-
-def cost_of(arm: dict[str, Any], name: str) -> float | None:
-    """A cost of an arm: its own number, or the mean over its runs."""
-    if name in arm:
-        return None if arm[name] is None else float(arm[name])
-    found = [(run.get("cost") or {}).get(name) for run in arm["runs"]]
-    return mean([float(value) for value in found if value is not None])
 
 
 def comparison(results: Results, arm: str, metric: str, at: str = "best") -> dict[str, Any] | None:

@@ -1,0 +1,55 @@
+"""Work that is launched over and over as one CUDA graph: the host then costs next to nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Replayed:
+    """Called, it does its work: plainly at first, then recorded once and replayed.
+
+    What the work reads and writes must stay in its place. Work that needs the host on its way cannot be
+    recorded, and goes on plainly with a warning. Work in the `pool` of another graph shares its memory, and
+    must never run at the same time.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], None],
+        stream: torch.cuda.Stream | None,
+        *,
+        after: int,
+        clear: Callable[[], None] = lambda: None,
+        pool: Any = None,
+    ) -> None:
+        self.work, self.stream, self.clear, self.pool = work, stream, clear, pool
+        self.left: int | None = after if stream is not None else None  # plain calls to go; None: for ever
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        self.work()
+        if self.left is not None:
+            self.left -= 1
+            if self.left <= 0:
+                self._record()
+
+    def _record(self) -> None:
+        self.left = None
+        self.clear()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                self.work()
+        except RuntimeError as error:
+            cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+            warnings.warn(f"steps are not replayed as a CUDA graph: {cause}", stacklevel=1)
+            self.clear()
+            return
+        self.graph = graph
