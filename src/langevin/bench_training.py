@@ -108,13 +108,13 @@ def bench_training(
     }
 
 
-def alone(config: TrainConfig, vocab: int, device: str, seconds: float = 0.5) -> dict[str, float | None]:
+def alone(config: TrainConfig, vocab: int, device: str, seconds: float = 0.2) -> dict[str, float | None]:
     """Tokens a second and peak memory of training steps of a config, with nothing else on the device."""
     reset_peak_memory(device)
     with tempfile.TemporaryDirectory() as folder:
         case = _Case(config.mixer, config, vocab, device, Path(folder), seconds)
         for _ in range(3):
-            case.round()
+            case.round(bare=False)
         case.steps.close()
     return {
         "tokens_per_second": case.a_step / statistics.median(case.loop),
@@ -162,9 +162,10 @@ class _Case:
                 else:
                     graph.replay()
 
-    def round(self) -> None:
+    def round(self, *, bare: bool = True) -> None:
         self.loop.append(_finished(lambda: self._take(self.count), self.device) / self.count)
-        self.bare.append(_finished(self._bare, self.device) / self.count)
+        if bare:
+            self.bare.append(_finished(self._bare, self.device) / self.count)
 
     def row(self, base: list[float], product: float, vendor: float | None) -> TrainingSpeed:
         trainer, rates = self.trainer, [self.a_step / s for s in self.loop]

@@ -85,6 +85,24 @@ def test_a_run_that_was_shared_stays_without_times(tmp_path: Path) -> None:
     assert (read_json(job.record) or {})["cost"]["tokens_per_second"] is None
 
 
+def test_timing_waits_until_nobody_else_is_busy(tmp_path: Path) -> None:
+    one = plan(tmp_path, "softmax", "ssmax", "heat", seeds=(0,))
+    compare(one, tmp_path / "cmp", workers=0, quiet=True)
+    running: list[str] = []
+    most = 0
+
+    def began(job: Job) -> None:
+        nonlocal most
+        running.append(job.label)
+        most = max(most, len(running))
+
+    with Workers(Share(2, 1, 4, shared=True), threads=1) as crew:
+        jobs = timing_jobs(run_jobs(one, tmp_path / "cmp"))
+        crew.run(jobs, began, lambda job, outcome: running.remove(job.label), lambda: None)
+    assert most == 1
+    assert all(map(finished, jobs))
+
+
 def test_an_arm_is_timed_alone_after_runs_that_shared(tmp_path: Path) -> None:
     one = plan(tmp_path, seeds=(0,))
     compare(one, tmp_path / "cmp", workers=0, quiet=True)
@@ -121,15 +139,20 @@ def six(folder: Path, **shape: str) -> Plan:
     return plan(folder, *arms, seeds=(0, 1, 2), shape=shape)
 
 
-def test_a_small_model_shares_a_gpu_and_a_large_one_does_not(tmp_path: Path) -> None:
+def test_a_small_model_shares_a_gpu_and_a_large_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = share(six(tmp_path, compile="off"), 1e7, 1_000_000, 512, 80 * GIB)
     assert found.shared
     assert found.trainers == 1
     assert found.runs == found.at_once == MOST
     assert not found.by_arm
     a_step = 4 * 16  # tokens
-    several = share(six(tmp_path, compile="off"), 0.4 * FULL / a_step, 1_000_000, 512, 80 * GIB)
-    assert several.runs == 3  # as many as fill it
+    several = share(six(tmp_path, compile="off"), 0.21 * FULL / a_step, 1_000_000, 512, 80 * GIB)
+    assert (several.trainers, several.runs) == (1, 5)  # as many as fill it
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    larger = share(six(tmp_path, compile="off"), 0.6 * FULL / a_step, 1_000_000, 512, 80 * GIB)
+    assert larger == Share(4, 4, 1, shared=True)
     assert share(six(tmp_path, compile="off"), 1e12, 1_000_000, 512, 80 * GIB) == Share()
     assert share(six(tmp_path, compile="off"), 1e7, 1_000_000, 512, 1 * GIB) == Share()
 

@@ -89,7 +89,7 @@ def compare(
 def _make(plan: Plan, folder: Path, crew: Crew, display: Display, timing: bool) -> None:
     """Every job of the plan that is not done yet, in parts; each needs the one before."""
 
-    def carry_out(name: str, jobs: list[Job], crew: Crew = crew) -> None:
+    def carry_out(name: str, jobs: list[Job]) -> None:
         left = [job for job in jobs if not finished(job)]
         if left:
             if len(left) < len(jobs):
@@ -107,8 +107,7 @@ def _make(plan: Plan, folder: Path, crew: Crew, display: Display, timing: bool) 
     if plan.settings.keep_evaluated:
         carry_out("matching", matching_jobs(plan, jobs))
     if timing:
-        with Workers(Share(), plan.threads) as alone:
-            carry_out("timing", timing_jobs(jobs), alone)
+        carry_out("timing", timing_jobs(jobs))
 
 
 def trial_jobs(plan: Plan, folder: Path) -> list[Job]:

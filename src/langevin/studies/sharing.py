@@ -1,9 +1,10 @@
-"""Several runs on one GPU: small models leave most of it idle.
+"""Several runs on one GPU: small models leave most of it idle, and the host's part leaves it all.
 
-Runs take turns in one process: each has its own stream, its steps are replayed as graphs that nothing waits
-for, and so the kernels of several are on the GPU at a time, which those of several processes are not. Other
-processes measure what is trained. Compiled arms have processes of their own instead, so that they compile
-at the same time; their seeds take turns, and share what was compiled.
+Small runs take turns in one process: each has its own stream, its steps are replayed as graphs that nothing
+waits for, and so the kernels of several are on the GPU at a time, which those of several processes are not.
+Other processes measure what is trained. Larger ones have a process each, so that the host's part of one
+goes on beside the GPU's of another. Compiled arms have processes of their own too, so that they compile at
+the same time; their seeds take turns, and share what was compiled.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from langevin.studies.plan import Plan
 from langevin.studies.work import Job, Outcome, conclude, fail, finished, one_line, started, tidied, work
 
 BUSY = 5e12  # FLOPs of a step that leave no room for another run
-FULL = 2e12  # FLOPs of the steps of all runs at a time that fill a GPU
+FULL = 2e12  # FLOPs of the steps in turns that fill a GPU
+TURNS = 4  # runs that leave it idle enough to take turns
 WORTH = 1e16  # FLOPs of an arm's training from which compiling pays: it takes about half a minute
 MOST = 16  # runs at a time
 PART = 0.6  # of the memory of the GPU, for all runs together
-MEASURING = 3  # processes
+OTHERS = 3  # processes besides one that trains
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,11 @@ def share(plan: Plan, flops_per_token: float, parameters: int, vocab_size: int, 
         workers = max(1, min(len(plan.arms), fit, cores // 2))
         runs = max(1, min(len(plan.seeds), fit // workers))
         return Share(workers, workers, runs, by_arm=True, shared=workers * runs > 1)
-    runs = min(fit, math.ceil(FULL / step))
-    return Share(1 + min(MEASURING, cores // 4), 1, runs, shared=True) if runs > 1 else Share()
+    workers = 1 + min(OTHERS, cores // 4)
+    if step * TURNS < FULL:
+        return Share(workers, 1, min(fit, math.ceil(FULL / step)), shared=True)
+    workers = min(workers, fit)
+    return Share(workers, workers, shared=workers > 1)
 
 
 def run_bytes(plan: Plan, parameters: int, vocab_size: int) -> float:

@@ -94,6 +94,8 @@ class Workers:
             waiting = training if training and busy < self.share.trainers else measuring
             if not waiting:
                 return
+            if waiting[0][0].timing and any(worker.jobs for worker in self.crew):
+                return  # it wants the device to itself
             worker = next((w for w in self.crew if not w.jobs), None)
             if worker is None:
                 if len(self.crew) >= self.share.workers:
