@@ -23,7 +23,7 @@ import torch
 from langevin.bench import BASELINE, machine
 from langevin.data import order
 from langevin.errors import UsageError
-from langevin.evaluation.cost import peak_memory, reset_peak_memory
+from langevin.evaluation.cost import PeakMemory
 from langevin.mixers import parse
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.cost import flops_of, peak_flops
@@ -110,7 +110,7 @@ def bench_training(
 
 def alone(config: TrainConfig, vocab: int, device: str, seconds: float = 0.2) -> dict[str, float | None]:
     """Tokens a second and peak memory of training steps of a config, with nothing else on the device."""
-    reset_peak_memory(device)
+    peak = PeakMemory(device)
     with tempfile.TemporaryDirectory() as folder:
         case = _Case(config.mixer, config, vocab, device, Path(folder), seconds)
         for _ in range(3):
@@ -118,7 +118,7 @@ def alone(config: TrainConfig, vocab: int, device: str, seconds: float = 0.2) ->
         case.steps.close()
     return {
         "tokens_per_second": case.a_step / statistics.median(case.loop),
-        "peak_memory_bytes": peak_memory(device),
+        "peak_memory_bytes": peak(),
     }
 
 

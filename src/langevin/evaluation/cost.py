@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from langevin.models.cost import flops_of
 
-WARMUP = 3
-STEPS = 15  # timed tokens
+WARMUP = 8
+STEPS = 32  # timed tokens
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,23 @@ def decode_ms(model: Any, context: int, steps: int = STEPS) -> float:
     return 1000 * statistics.median(times[warmup:])
 
 
-def peak_memory(device: torch.device | str) -> int | None:
-    """The most bytes that tensors took since `reset_peak_memory`; known on CUDA only."""
-    if torch.device(device).type != "cuda":
-        return None
-    return int(torch.cuda.max_memory_allocated(device))
+class PeakMemory:
+    """The most bytes that tensors take from here on, beyond what was held before; known on CUDA only.
 
+    What was held is not only tensors: a library keeps a workspace for every stream that ever was.
+    """
 
-def reset_peak_memory(device: torch.device | str) -> None:
-    if torch.device(device).type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self.held = 0
+        if self.device.type == "cuda":
+            self.held = torch.cuda.memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def __call__(self) -> int | None:
+        if self.device.type != "cuda":
+            return None
+        return int(torch.cuda.max_memory_allocated(self.device)) - self.held
 
 
 def _wait(device: torch.device) -> None:

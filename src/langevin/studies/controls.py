@@ -140,7 +140,7 @@ def _shared_machine(results: dict[str, Any]) -> list[str]:
     workers = (
         results.get("environment", {}).get("workers") or results.get("settings", {}).get("workers") or 1
     )
-    if workers < 2:
+    if workers < 2 or all(arm.get("alone") for arm in results["arms"]):
         return []
     return [f"{workers} runs shared the machine at a time: times, tokens/s and latencies are rough."]
 

@@ -22,7 +22,7 @@ from langevin.studies.work import Job, Outcome, conclude, fail, finished, one_li
 BUSY = 5e12  # FLOPs of a step that leave no room for another run
 FULL = 2e12  # FLOPs of the steps in turns that fill a GPU
 TURNS = 4  # runs that leave it idle enough to take turns
-WORTH = 1e16  # FLOPs of an arm's training from which compiling pays: it takes about half a minute
+WORTH = 1e16  # FLOPs of a comparison from which compiling pays: it takes half a minute or more
 MOST = 16  # runs at a time
 PART = 0.6  # of the memory of the GPU, for all runs together
 OTHERS = 3  # processes besides one that trains
@@ -71,10 +71,10 @@ def run_bytes(plan: Plan, parameters: int, vocab_size: int) -> float:
 
 
 def worth_compiling(plan: Plan, flops_per_token: float) -> bool:
-    """Whether the runs of an arm together are long enough to gain what compiling it costs."""
+    """Whether all runs together are long enough to gain what compiling costs; arms compile side by side."""
     config = plan.settings
     tokens = config.tokens or config.batch * config.context * (config.steps or 0)
-    return flops_per_token * tokens * len(plan.seeds) > WORTH
+    return flops_per_token * tokens * len(plan.seeds) * len(plan.arms) > WORTH
 
 
 def bundles(jobs: list[Job], share: Share) -> list[list[Job]]:

@@ -122,12 +122,12 @@ def _made(job: Job) -> Outcome:
     from langevin.training.start import pick_device
 
     device = pick_device(job.config.device)
-    cost.reset_peak_memory(device)
+    peak = cost.PeakMemory(device)
     trainer, progress = started(job)
     trainer.run(progress)
     if trainer.stopped_by is not None:
         return Outcome("stopped")
-    return conclude(job, cost.peak_memory(device))
+    return conclude(job, peak())
 
 
 def conclude(job: Job, peak_memory: int | None = None) -> Outcome:
