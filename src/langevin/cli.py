@@ -41,10 +41,10 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 def _parse(arguments: list[str]) -> Any:
     from tyro.extras import subcommand_cli_from_dict
 
-    if arguments[:1] == ["train"] and "--config" in arguments[:-1]:
-        file = Path(arguments[arguments.index("--config") + 1])
-        settings = TrainConfig.read(file)
-        return tyro.cli(Train, prog="langevin train", default=Train(settings), args=arguments[1:])
+    file = _config(arguments)
+    if file is not None:
+        default = Train(TrainConfig.read(file)) if arguments[0] == "train" else Compare.planned(file)
+        return tyro.cli(type(default), prog=f"langevin {arguments[0]}", default=default, args=arguments[1:])
     return subcommand_cli_from_dict(
         COMMANDS,
         prog="langevin",
@@ -52,6 +52,17 @@ def _parse(arguments: list[str]) -> Any:
         "Any command takes --debug, for a traceback.",
         args=arguments or ["--help"],
     )
+
+
+def _config(arguments: list[str]) -> Path | None:
+    """The file of --config, whose settings are the defaults of the other flags."""
+    if arguments[:1] not in (["train"], ["compare"]):
+        return None
+    for flag, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, inside = flag.partition("=")
+        if name == "--config" and (inside or value):
+            return Path(inside if equals else value)
+    return None
 
 
 def _warn(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:

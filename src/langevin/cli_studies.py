@@ -27,6 +27,8 @@ class Compare:
     settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
     out: Path | None = None
     """The folder of the comparison; default: runs/compare-DATA."""
+    config: Path | None = None
+    """The compare.yaml of another comparison, to make it again; flags on the command line go first."""
     seeds: str = "0-5"
     """0-5 or 0,3,5. With fewer than six no verdict is given."""
     tune: Literal["lr"] | None = None
@@ -50,6 +52,26 @@ class Compare:
     title: str = ""
     quiet: bool = False
     """Show no progress."""
+
+    @classmethod
+    def planned(cls, file: Path) -> Compare:
+        """The options that make the comparison of a compare.yaml."""
+        from langevin.studies.plan import read_plan, seeds_in_words
+
+        plan, _ = read_plan(file)
+        return cls(
+            arms=tuple(arm.text for arm in plan.arms),
+            settings=plan.settings,
+            config=file,
+            seeds=seeds_in_words(plan.seeds),
+            tune=plan.tune,
+            trials=plan.trials,
+            equalise=plan.equalise,
+            metrics=plan.metrics,
+            primary=plan.primary,
+            test_tokens=plan.test_tokens,
+            title=plan.title,
+        )
 
     def run(self) -> int:
         from langevin.study_commands import compare_command

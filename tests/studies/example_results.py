@@ -84,6 +84,7 @@ def example(arms: int = 6, seeds: int = 6) -> dict:
                     "characters": 4 * tokens,
                     "documents": tokens // 100,
                     "text_sha256": hashlib.sha256(split.encode()).hexdigest(),
+                    "true_nats_per_token": TRUE,
                 }
                 for split, tokens in (("train", 4_000_000), ("valid", 200_000), ("test", 200_000))
             },

@@ -14,7 +14,7 @@ from langevin.errors import UsageError
 from langevin.runs import load
 from langevin.studies import terms, work
 from langevin.studies.collect import matched_loss, tokens_to, unmatched
-from langevin.studies.plan import Arm, Plan, read_arms, read_plan
+from langevin.studies.plan import FILE, Arm, Plan, read_arms, read_plan
 from langevin.studies.runner import compare
 from langevin.training import start
 
@@ -68,7 +68,7 @@ def test_two_seeds_are_too_few_for_a_verdict(made):
 
 def test_the_folder_holds_the_plan_and_the_report(made):
     results, folder = made
-    assert read_plan(folder)[0].arms == read_arms(("softmax", "again=softmax", "ssmax"))
+    assert read_plan(folder / FILE)[0].arms == read_arms(("softmax", "again=softmax", "ssmax"))
     assert results_in(folder)["verdict"] == results["verdict"]
     assert (folder / "report.html").is_file()
 
@@ -245,6 +245,21 @@ def test_a_failed_run_is_told_and_does_not_sink_the_others(tmp_path, monkeypatch
     assert results_in(out)["arms"][1]["runs"][1]["status"] == "done"
 
 
+def test_a_plan_makes_its_comparison_again(tmp_path, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    options = ["--seeds", "0-1", "--equalise", "--workers", "0", "--quiet"]
+    command = ["compare", "softmax", "near=neighbor", *flags(tmp_path), *options, "--out", str(first)]
+    assert cli.main(command) == 0
+    again = ["compare", f"--config={first / FILE}", "--workers", "0", "--quiet", "--out", str(second)]
+    assert cli.main(again) == 0
+    assert timeless(second) == timeless(first)
+    fewer = ["compare", "--config", str(first / FILE), "--seeds", "0", "--workers", "0", "--quiet"]
+    assert cli.main([*fewer, "--out", str(tmp_path / "third")]) == 0
+    assert results_in(tmp_path / "third")["seeds"] == [0]
+    assert cli.main(["compare", "--config", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml" in capsys.readouterr().err
+
+
 def test_a_run_that_diverges_fails_alone(tmp_path):
     one = plan(tmp_path, seeds=(0,), shape={"clip": 1e9, "max_bad_steps": 2})
     wild = replace(one, arms=(one.arms[0], Arm("wild", "ssmax", {"lr": 1e30})))
@@ -311,7 +326,7 @@ def test_a_spec_with_values_needs_no_name_and_may_have_one():
 
 def test_the_plan_survives_its_file(tmp_path, made):
     _, folder = made
-    read, _ = read_plan(folder)
+    read, _ = read_plan(folder / FILE)
     assert isinstance(read, Plan)
     written = yaml.safe_load((folder / "compare.yaml").read_text())
     assert read.as_dict() == {key: written[key] for key in read.as_dict()}

@@ -150,7 +150,11 @@ def data_facts(manifest: dict[str, Any], name: str) -> dict[str, Any]:
         "tokenizer_sha256": manifest["tokenizer_sha256"],
         "vocab_size": manifest["tokenizer"]["vocab_size"],
         "true_nats_per_token": None if entropy is None else entropy["test"]["nats_per_token"],
-        "splits": {s: {k: facts[k] for k in kept} for s, facts in manifest["splits"].items()},
+        "splits": {
+            split: {k: facts[k] for k in kept}
+            | ({} if entropy is None else {"true_nats_per_token": entropy[split]["nats_per_token"]})
+            for split, facts in manifest["splits"].items()
+        },
     }
 
 

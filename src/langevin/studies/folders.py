@@ -70,7 +70,7 @@ def _of_a_comparison(folder: Path, metrics: tuple[str, ...], primary: str, title
     """With the metrics and the title of its plan, unless others are asked for."""
     from langevin.studies import terms
 
-    plan, about = read_plan(folder)
+    plan, about = read_plan(folder / FILE)
     if (metrics, primary) != (chosen(DEFAULT, "nll"), "nll"):
         plan = replace(plan, metrics=metrics, primary=primary)
     plan = replace(plan, title=title or plan.title)

@@ -37,6 +37,11 @@ class Arm:
     changes: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def text(self) -> str:
+        """What the command line takes."""
+        return self.spec if self.name == self.spec else f"{self.name}={self.spec}"
+
+    @property
     def slug(self) -> str:
         name = re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-.") or "arm"
         if len(name) <= LONGEST_NAME:
@@ -113,12 +118,12 @@ class Plan:
     def command(self) -> str:
         """A command that makes this comparison."""
         words = ["langevin", "compare"]
-        words += [arm.spec if arm.name == arm.spec else f"{arm.name}={arm.spec}" for arm in self.arms]
+        words += [arm.text for arm in self.arms]
         defaults = asdict(TrainConfig())
         for name, value in asdict(self.settings).items():
             if name == "data" or (value != defaults[name] and name not in ("mixer", "seed")):
                 words += _flag(name, value)
-        words += ["--seeds", _seeds_in_words(self.seeds)]
+        words += ["--seeds", seeds_in_words(self.seeds)]
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name not in ("arms", "settings", "seeds", "title") and value != f.default:
@@ -201,9 +206,8 @@ def settle(plan: Plan, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
     return {key: before.get(key) for key in about}
 
 
-def read_plan(folder: Path) -> tuple[Plan, dict[str, Any]]:
-    """The plan in a folder, and the facts written with it."""
-    path = folder / FILE
+def read_plan(path: Path) -> tuple[Plan, dict[str, Any]]:
+    """The plan in a compare.yaml, and the facts written with it."""
     try:
         values = yaml.safe_load(path.read_text())
         names = {f.name for f in fields(Plan)}
@@ -235,7 +239,7 @@ def difference(before: Any, now: Any, where: str = "") -> tuple[str, Any, Any] |
     return next((f for f in found if f is not None), None)
 
 
-def _seeds_in_words(seeds: tuple[int, ...]) -> str:
+def seeds_in_words(seeds: tuple[int, ...]) -> str:
     """0-5 or 0,3,5: what the command line takes."""
     first, last = seeds[0], seeds[-1]
     if len(seeds) > 1 and seeds == tuple(range(first, last + 1)):

@@ -187,9 +187,10 @@ def divide(
     largest = max(sizes.values(), key=lambda size: size.parameters)
     memory = torch.cuda.get_device_properties(device).total_memory
     found = share(plan, largest.flops_per_token, largest.parameters, vocab_size, memory)
-    return (
-        found if workers is None else replace(found, workers=workers, trainers=min(found.trainers, workers))
-    )
+    if workers is None:
+        return found
+    one_trains = found.runs > 1 and not found.by_arm
+    return replace(found, workers=workers, trainers=1 if one_trains else workers, shared=True)
 
 
 @contextmanager

@@ -53,7 +53,8 @@ def curves(results: Results) -> list[str]:
     rows = [row for arm in results["arms"] for run in arm["runs"] for row in run.get("curve") or []]
     split = "valid" if any(row["split"] == "valid" for row in rows) else "train"
     loss = "validation loss" if split == "valid" else "training loss"
-    true = (results.get("data") or {}).get("true_nats_per_token") if split == "valid" else None
+    held = ((results.get("data") or {}).get("splits") or {}).get(split) or {}
+    true = held.get("true_nats_per_token") if split == "valid" else None
     tokens, seconds = (_series(results, split, by) for by in ("tokens", "seconds"))
     drawn = []
     if tokens:
