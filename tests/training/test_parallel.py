@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -57,6 +58,21 @@ def test_two_processes_have_the_losses_of_one_and_one_goes_on_for_two(
         damaged.unlink()  # as if the last checkpoint had not been finished
     train(replace(config, parallel="ddp"), tmp_path / "two", resume=True, quiet=True)
     assert losses(tmp_path / "two")[8] == pytest.approx(one[8], abs=1e-5)
+
+
+def test_two_processes_with_dropout_go_on_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANGEVIN_CACHE", str(tmp_path / "cache"))
+    config = plain(tmp_path, dropout=0.3)
+    done = in_two_processes(config, tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    shutil.copytree(tmp_path / "whole", tmp_path / "broken")
+    (tmp_path / "broken" / "checkpoints" / "step-8" / "manifest.json").unlink()
+    done = in_two_processes(config, tmp_path / "broken", "--resume", "auto")
+    assert done.returncode == 0, done.stderr
+    assert "going on from step 4" in done.stderr
+    assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
 
 
 def test_processes_that_do_not_divide_the_batch_are_refused(

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from langevin.errors import WorkError
-from langevin.training.parallel import like, whole
+from langevin.training.parallel import World, like, whole
 
 
 def save(
@@ -32,18 +32,21 @@ def save(
     state: dict[str, Any],
     average: dict[str, Tensor] | None = None,
     *,
-    write: bool = True,
+    world: World | None = None,
 ) -> Path:
-    """Write `folder/step-N`; a full disk keeps what was there. Of several processes one writes, and all
-    must ask, as they hold the tensors together."""
+    """Write `folder/step-N`; a full disk keeps what was there. Of several processes the first writes, and
+    all must ask, as they hold the tensors together."""
+    world = world or World()
     target = folder / f"step-{step}"
     temporary = folder / f".step-{step}.writing"
-    files = {"weights": _own(dict(model.named_parameters())), "random": random_state()}
+    files = {"weights": _own(dict(model.named_parameters()))}
+    streams = enumerate(world.every(random_state()))
+    files["random"] = {f"{name}-{rank}": x for rank, held in streams for name, x in held.items()}
     for i, optimizer in enumerate(optimizers):
         files[f"optimizer-{i}"], state[f"optimizer-{i}"] = _flattened(optimizer)
     if average is not None:
         files["average"] = _own(average)
-    if not write:
+    if not world.first:
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,9 +70,12 @@ def save(
 
 
 def load(
-    path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]
+    path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], rank: int = 0
 ) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
-    """Put a checkpoint back into model, optimisers and the random streams; its state and average."""
+    """Put a checkpoint back into model, optimisers and the random streams; its state and average.
+
+    A process that was not there when it was written goes on with random numbers of its own.
+    """
     state = json.loads((path / "state.json").read_text())
     weights = load_file(path / "weights.safetensors")
     own = dict(model.named_parameters())
@@ -82,7 +88,10 @@ def load(
     for i, optimizer in enumerate(optimizers):
         tensors = load_file(path / f"optimizer-{i}.safetensors")
         _restore(optimizer, tensors, state.pop(f"optimizer-{i}"))
-    set_random_state(load_file(path / "random.safetensors"))
+    random = load_file(path / "random.safetensors")
+    held = {name.removesuffix(f"-{rank}"): x for name, x in random.items() if name.endswith(f"-{rank}")}
+    if held:
+        set_random_state(held)
     averaged = path / "average.safetensors"
     return state, load_file(averaged) if averaged.exists() else None
 

@@ -160,14 +160,14 @@ class Trainer:
             update.optimizers,
             kept,
             update.average,
-            write=self.world.first,
+            world=self.world,
         )
         if self.world.first:
             checkpoint.prune(folder, self.config.keep, self.state.best_step, self.state.step)
         self.world.wait()
 
     def resume(self, path: Path) -> None:
-        values, average = checkpoint.load(path, self.model, self.update.optimizers)
+        values, average = checkpoint.load(path, self.model, self.update.optimizers, self.world.rank)
         self.state = State(**values)
         self.update.skipped.copy_(torch.tensor([self.state.bad_steps, self.state.bad_in_a_row]))
         if self.update.scale is not None and self.state.loss_scale is not None:
@@ -177,8 +177,6 @@ class Trainer:
             with torch.no_grad():
                 for name, x in self.update.average.items():
                     x.copy_(parallel.like(average[name], x))
-        if not self.world.first:  # the first process goes on with the random stream of the checkpoint
-            torch.manual_seed(hash((self.config.seed, self.world.rank, self.state.step)))
 
     def _step(self, step: int) -> None:
         set_rate(self.update.optimizers, factor(step, self.state.total, self.config))

@@ -67,6 +67,14 @@ class World:
             raise said[0]
         return said[0]
 
+    def every(self, answer: Answer) -> list[Answer]:
+        """What every process has to say, in their order; all must ask."""
+        if self.size == 1:
+            return [answer]
+        said: list[Any] = [None] * self.size
+        dist.all_gather_object(said, answer)
+        return said
+
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
