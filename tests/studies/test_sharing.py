@@ -165,8 +165,9 @@ def test_compiled_arms_have_a_process_each(tmp_path: Path, monkeypatch: pytest.M
 
 def test_short_runs_are_not_compiled(tmp_path: Path) -> None:
     short = plan(tmp_path, seeds=(0, 1), shape={"steps": 100})
-    assert not worth_compiling(short, 1e9)
-    assert worth_compiling(short, 1.1 * WORTH / (2 * 2 * 100 * 4 * 16))
+    assert worth_compiling(short, 1e9, 512) == "off"
+    assert worth_compiling(short, 1e9, 50257) == "loss"
+    assert worth_compiling(short, 1.1 * WORTH / (2 * 2 * 100 * 4 * 16), 512) == "on"
 
 
 def test_jobs_that_go_together(tmp_path: Path) -> None:

@@ -318,3 +318,11 @@ def test_a_run_that_ends_earlier_than_planned_logs_its_last_steps(
     monkeypatch.setattr(loop, "within", lambda trainer, minutes: trainer.state.step)
     run, _ = train(small(tmp_path, steps=None, minutes=1.0), tmp_path / "run", quiet=True)
     assert run.metrics("train")[-1]["step"] == run.metrics("valid")[-1]["step"] == 4
+
+
+@pytest.mark.slow  # compiles C++
+def test_a_compiled_loss_is_the_loss(tmp_path: Path) -> None:
+    plain, _ = train(small(tmp_path, accumulate=2), tmp_path / "plain", quiet=True)
+    compiled, _ = train(small(tmp_path, accumulate=2, compile="loss"), tmp_path / "compiled", quiet=True)
+    for ours, theirs in zip(compiled.metrics("valid"), plain.metrics("valid"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)

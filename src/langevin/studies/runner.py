@@ -61,7 +61,7 @@ def compare(
     if plan.equalise:
         plan = terms.equalised(plan, corpus.vocab_size)
     sizes = terms.sizes(plan, corpus.vocab_size)
-    plan = spelled_out(plan, sizes, device)
+    plan = spelled_out(plan, sizes, corpus.vocab_size, device)
     display = Display(quiet)
     for sentence in terms.unequal(sizes):
         hint = "" if plan.equalise else "; --equalise makes them equal"
@@ -164,12 +164,12 @@ def timing_jobs(jobs: list[Job]) -> list[Job]:
     return [replace(job, label=f"{job.label} alone", timing=True) for job in first.values()]
 
 
-def spelled_out(plan: Plan, sizes: dict[str, terms.Size], device: str) -> Plan:
-    """The plan with what `auto` means here; short runs are not worth compiling."""
+def spelled_out(plan: Plan, sizes: dict[str, terms.Size], vocab_size: int, device: str) -> Plan:
+    """The plan with what `auto` means here; on a GPU, compiled as far as the runs are worth it."""
     settings = plan.settings
-    if settings.compile == "auto":
+    if settings.compile == "auto" and device.startswith("cuda"):
         largest = max(size.flops_per_token for size in sizes.values())
-        settings = replace(settings, compile="auto" if worth_compiling(plan, largest) else "off")
+        settings = replace(settings, compile=worth_compiling(plan, largest, vocab_size))
     return replace(plan, settings=resolved(settings, device))
 
 

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from langevin.studies.plan import Plan
 from langevin.studies.work import Job, Outcome, conclude, fail, finished, one_line, started, tidied, work
@@ -23,9 +23,13 @@ BUSY = 5e12  # FLOPs of a step that leave no room for another run
 FULL = 2e12  # FLOPs of the steps in turns that fill a GPU
 TURNS = 4  # runs that leave it idle enough to take turns
 WORTH = 1e16  # FLOPs of a comparison from which compiling pays: it takes half a minute or more
+LARGE = 8192  # a vocabulary from which compiling the loss pays: it takes seconds
 MOST = 16  # runs at a time
 PART = 0.6  # of the memory of the GPU, for all runs together
 OTHERS = 3  # processes besides one that trains
+
+
+Compile = Literal["on", "loss", "off"]
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,14 @@ def run_bytes(plan: Plan, parameters: int, vocab_size: int) -> float:
     return 16 * parameters + tokens * (10 * vocab_size + 80 * config.layers * config.width) + 2**29
 
 
-def worth_compiling(plan: Plan, flops_per_token: float) -> bool:
-    """Whether all runs together are long enough to gain what compiling costs; arms compile side by side."""
+def worth_compiling(plan: Plan, flops_per_token: float, vocab_size: int) -> Compile:
+    """Models, where all runs together are long enough to gain what it costs (arms compile side by side);
+    else the loss, where that is much of the work."""
     config = plan.settings
     tokens = config.tokens or config.batch * config.context * (config.steps or 0)
-    return flops_per_token * tokens * len(plan.seeds) * len(plan.arms) > WORTH
+    if flops_per_token * tokens * len(plan.seeds) * len(plan.arms) > WORTH:
+        return "on"
+    return "loss" if vocab_size >= LARGE else "off"
 
 
 def bundles(jobs: list[Job], share: Share) -> list[list[Job]]:
@@ -111,7 +118,7 @@ def work_together(jobs: list[Job], ended: Callable[[Job, Outcome], None]) -> Non
     with heeding_signals(training.stop):
         for job, outcome in training.take_turns():
             ended(job, outcome)
-    tidied()
+    tidied(jobs[0])
 
 
 class _Chance:

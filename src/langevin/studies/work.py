@@ -87,7 +87,7 @@ def work(job: Job) -> Outcome:
         return fail(job, one_line(error))
     finally:
         torch.set_num_threads(threads)
-        tidied()
+        tidied(job)
 
 
 def started(job: Job) -> tuple[Any, Any]:
@@ -104,15 +104,16 @@ def started(job: Job) -> tuple[Any, Any]:
     return trainer, progress
 
 
-def tidied() -> None:
-    """Leave the GPU to the next run of this process: no memory kept, no compilations counted towards a
-    limit."""
+def tidied(job: Job) -> None:
+    """Leave the GPU to the next run of this process: no memory kept, no compiled models counted towards a
+    limit; a compiled loss serves the next run too."""
     import gc
 
     import torch
 
     if torch.cuda.is_initialized():
-        torch.compiler.reset()
+        if job.config.compile == "on":
+            torch.compiler.reset()
         gc.collect()
         torch.cuda.empty_cache()
 

@@ -79,7 +79,9 @@ class Trainer:
         self.update = Update(model, config)
         if config.checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.training_loss: Callable[[Tensor, int | None], Tensor] = partial(self._loss, self.forward)
+        objective = torch.compile(ar.loss, dynamic=False) if config.compile == "loss" else ar.loss
+        self.training_loss: Callable[[Tensor, int | None], Tensor]
+        self.training_loss = partial(self._loss, self.forward, objective)
         if config.compile == "on":
             self.training_loss = torch.compile(self.training_loss, dynamic=False)
         self.feed = Feed(config, corpus, self.device, self.world)
@@ -212,13 +214,15 @@ class Trainer:
         would cost more than it brings."""
         if self.model.training:
             return self.training_loss(tokens, count)
-        return self._loss(self.model, tokens, count)
+        return self._loss(self.model, ar.loss, tokens, count)
 
-    def _loss(self, model: Any, tokens: Tensor, count: int | None) -> Tensor:
+    def _loss(
+        self, model: Any, objective: Callable[..., Tensor], tokens: Tensor, count: int | None
+    ) -> Tensor:
         inputs, targets = ar.shift(tokens)
         with self._precision():
             logits = model(input_ids=inputs, use_cache=False).logits
-        return ar.loss(logits, targets, total=count)
+        return objective(logits, targets, total=count)
 
     def _keep_close(self) -> None:
         """Let the host be a few steps ahead of the GPU and no more, so that signals and times are true."""
