@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from langevin.runs import load, quiet_transformers
+from langevin.runs import load, quiet_transformers, train
 from langevin.studies.sharing import work_together
 from langevin.studies.work import Job
 from langevin.training.config import TrainConfig
-from langevin.training.start import prepared, resolved, train
+from langevin.training.start import prepared, resolved
 
 SMALL = TrainConfig(
     data="stories",

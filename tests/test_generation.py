@@ -14,7 +14,7 @@ from langevin import cli
 from langevin.errors import UsageError
 from langevin.generation import Draw, Request, Sampling, Text, generate
 from langevin.models.backbone import LangevinForCausalLM
-from langevin.training.start import train
+from langevin.runs import train
 from training.small_run import small
 
 PROMPTS = ["Ann had", "", "Cleo gave one away, so", "Bo"]

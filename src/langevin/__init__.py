@@ -16,7 +16,7 @@ _WHERE = {
     "from_pretrained": "langevin.models.convert",
     "fold": "langevin.models.fold",
     "load": "langevin.runs",
-    "train": "langevin.training.start",
+    "train": "langevin.runs",
 }
 _MODULES = {"bench", "check", "data", "evaluation", "kernels", "mixers", "models", "runs"}
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def train_command(
     config: TrainConfig, out: Path | None, resume: bool, seeds: str | None, dry_run: bool
 ) -> int:
-    from langevin.training.start import default_folder, estimate, train
+    from langevin.runs import train
+    from langevin.training.start import default_folder, estimate
 
     quiet_transformers()
     if dry_run:

@@ -1,4 +1,4 @@
-"""Run folders: what a run leaves behind, and how to read it.
+"""Run folders: how one is made, what it holds, and how to read it.
 
 config.yaml  metrics.jsonl  environment.json  model/  checkpoints/step-N/  samples/  figures/
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,6 +53,19 @@ class Run:
         return [row for row in rows if split in (None, row["split"])]
 
 
+def train(
+    config: TrainConfig, out: Path | None = None, *, resume: bool = False, quiet: bool = False
+) -> tuple[Run, int | None]:
+    """Train into a run folder; the run, and the signal that stopped it early (None: it is finished)."""
+    from langevin.training.parallel import joined
+    from langevin.training.start import pick_device, prepared
+
+    with joined(pick_device(config.device)) as (world, device):
+        trainer, progress = prepared(config, out, resume=resume, quiet=quiet, world=world, device=device)
+        trainer.run(progress)
+        return Run(trainer.folder, trainer.config), trainer.stopped_by
+
+
 def load(path: str | os.PathLike[str]) -> Run:
     """Open a run folder."""
     folder = Path(path)
@@ -72,33 +83,3 @@ def quiet_transformers() -> None:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-
-
-def environment(device: str, data: dict[str, Any]) -> dict[str, Any]:
-    """What a run depends on besides its config."""
-    import torch
-    import transformers
-
-    from langevin import __version__
-
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
-    return {
-        "langevin": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "system": platform.platform(),
-        "device": name,
-        "threads": torch.get_num_threads(),
-        "commit": _commit(),
-        "data": data,
-    }
-
-
-def _commit() -> str | None:
-    """The commit of the source tree langevin runs from, if it is one."""
-    here = Path(__file__).parent
-    done = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or None if done.returncode == 0 else None

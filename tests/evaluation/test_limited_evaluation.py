@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from langevin.evaluation.runs import evaluate
+from langevin.runs import train
 from langevin.training.config import TrainConfig
-from langevin.training.start import train
 
 TEXT = "Ann had two pears. Bob had öne nut, and gave it to Cleo.\n" * 60
 

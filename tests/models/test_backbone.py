@@ -140,3 +140,16 @@ def test_a_wrong_config_is_refused_in_words(changes: dict[str, Any], said: str) 
 def test_more_tokens_than_learned_positions_are_refused() -> None:
     with pytest.raises(UsageError, match="48 learned positions"):
         model(positions="learned")(torch.zeros(1, 49, dtype=torch.long))
+
+
+def test_the_loss_of_labels_is_the_mean_over_the_next_tokens_that_count() -> None:
+    made = model(mixer="ssmax")
+    ids = torch.randint(0, 40, (2, 7))
+    labels = ids.clone()
+    labels[1, 4:] = -100
+    out = made(ids, labels=labels, use_cache=False)
+    log = out.logits.double().log_softmax(-1)
+    nll = [-log[b, i, ids[b, i + 1]] for b in range(2) for i in range(6) if b == 0 or i < 3]
+    torch.testing.assert_close(out.loss.double(), torch.stack(nll).mean(), rtol=1e-6, atol=1e-6)
+    part = made(ids, labels=labels, use_cache=False, num_items_in_batch=20)  # a part of a larger batch
+    torch.testing.assert_close(part.loss.double(), torch.stack(nll).sum() / 20, rtol=1e-6, atol=1e-6)

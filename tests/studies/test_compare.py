@@ -84,7 +84,7 @@ def test_the_results_hold_the_command_that_makes_them(made):
 def test_a_finished_comparison_is_only_read_again(made, monkeypatch):
     _, folder = made
     before = timeless(folder)
-    monkeypatch.setattr("langevin.training.start.train", lambda *a, **k: pytest.fail("it trained again"))
+    monkeypatch.setattr("langevin.training.start.prepared", lambda *a, **k: pytest.fail("it trained again"))
     compare(plan(folder.parent, "softmax", "again=softmax", "ssmax"), folder, workers=0, quiet=True)
     assert timeless(folder) == before
 

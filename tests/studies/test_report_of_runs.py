@@ -9,8 +9,8 @@ import pytest
 from small_study import plan, results_in, settings, timeless
 
 from langevin import cli
+from langevin.runs import train
 from langevin.studies.runner import compare
-from langevin.training.start import train
 
 
 @pytest.fixture(scope="module")

@@ -62,11 +62,12 @@ def train_in_a_process(config_file: Path, out: Path, dies: str = "") -> int:
 import os, signal, torch
 torch.set_num_threads(1)
 from pathlib import Path
-from langevin.training import checkpoint, loop, start
+from langevin import runs
+from langevin.training import checkpoint, loop
 from langevin.training.config import TrainConfig
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 {dies}
-start.train(TrainConfig.read(Path({str(config_file)!r})), Path({str(out)!r}), resume=True, quiet=True)
+runs.train(TrainConfig.read(Path({str(config_file)!r})), Path({str(out)!r}), resume=True, quiet=True)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
     if done.returncode not in (0, -signal.SIGKILL):

@@ -16,10 +16,11 @@ from small_run import small
 
 from langevin.data import prepare
 from langevin.errors import UsageError
+from langevin.runs import train
 from langevin.training.config import TrainConfig
 from langevin.training.loop import Trainer
 from langevin.training.parallel import World
-from langevin.training.start import build, train
+from langevin.training.start import build
 
 
 def in_two_processes(config: TrainConfig, out: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -19,8 +19,8 @@ from small_run import (
 )
 
 from langevin.errors import UsageError, WorkError
+from langevin.runs import train
 from langevin.training import checkpoint, loop, optim
-from langevin.training.start import train
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,10 @@ import langevin
 from langevin import cli
 from langevin.errors import UsageError, WorkError
 from langevin.mixers import Scalars
+from langevin.runs import train
 from langevin.training import feed, loop, optim
 from langevin.training.config import TrainConfig
-from langevin.training.start import build, estimate, train
+from langevin.training.start import build, estimate
 
 
 @pytest.fixture(autouse=True)

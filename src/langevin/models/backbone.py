@@ -36,7 +36,6 @@ from langevin.mixers.mechanism import Geometry, Mechanism
 from langevin.models import convert_attention
 from langevin.models.config import LangevinConfig
 from langevin.models.convert_neighbor import NeighborAttention
-from langevin.objectives import ar
 
 
 @torch.library.custom_op("langevin::angles", mutates_args=())
@@ -315,7 +314,8 @@ class LangevinForCausalLM(LangevinPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **options: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, L, V). labels are the tokens themselves: the objective shifts them, once."""
+        """Logits (B, L, V). labels are the tokens themselves, -100 where none counts; they are shifted
+        once, by transformers' own loss, to which its Trainer tells how many count in all parts."""
         out = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -329,8 +329,7 @@ class LangevinForCausalLM(LangevinPreTrainedModel, GenerationMixin):
         logits = self.lm_head(out.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            _, targets = ar.shift(labels)
-            loss = ar.loss(logits[:, :-1], targets.clamp_min(0), targets >= 0)
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **options)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

@@ -1,4 +1,4 @@
-"""From a config to a finished run folder: prepare the data, build the model, train or go on training."""
+"""From a config to a run that is ready to train: its data, its model, its folder."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from rich.console import Console
 
 from langevin.data import Corpus, prepare
+from langevin.environment import environment
 from langevin.errors import UsageError
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.config import LangevinConfig
 from langevin.models.cost import flops_of
-from langevin.runs import Run, environment
-from langevin.training import checkpoint, parallel, track
+from langevin.training import checkpoint, track
 from langevin.training.config import TrainConfig
 from langevin.training.fitting import budget, seconds_a_step
 from langevin.training.loop import Trainer
@@ -26,16 +26,6 @@ from langevin.training.progress import Progress, cut_metrics
 
 # Settings that may change when a run goes on: they do not change what is computed.
 MAY_CHANGE = ("device", "keep", "checkpoint_every", "accumulate", "parallel", "graphs", "track")
-
-
-def train(
-    config: TrainConfig, out: Path | None = None, *, resume: bool = False, quiet: bool = False
-) -> tuple[Run, int | None]:
-    """Train into a run folder; the run, and the signal that stopped it early (None: it is finished)."""
-    with parallel.joined(pick_device(config.device)) as (world, device):
-        trainer, progress = prepared(config, out, resume=resume, quiet=quiet, world=world, device=device)
-        trainer.run(progress)
-        return Run(trainer.folder, trainer.config), trainer.stopped_by
 
 
 def prepared(
