@@ -48,7 +48,8 @@ class RandomTokens:
     def device_tokens(self, split: str, device: torch.device, first: int) -> torch.Tensor:
         draw = torch.Generator().manual_seed(0)
         size = min(self.count, first)
-        return torch.randint(self.vocab_size, (size,), generator=draw, dtype=torch.int32).to(device)
+        some = torch.randint(self.vocab_size, (min(size, 2**20),), generator=draw, dtype=torch.int32)
+        return some.to(device).repeat(-(-size // len(some)))[:size]
 
     def windows(
         self, split: str, step: int, *, seed: int, batch: int, context: int, first: int | None = None
@@ -108,11 +109,13 @@ def bench_training(
     }
 
 
-def alone(config: TrainConfig, vocab: int, device: str, seconds: float = 0.2) -> dict[str, float | None]:
-    """Tokens a second and peak memory of training steps of a config, with nothing else on the device."""
+def alone(
+    config: TrainConfig, vocab: int, tokens: int, device: str, seconds: float = 0.2
+) -> dict[str, float | None]:
+    """Tokens a second and peak memory of training steps on so long a text, alone on the device."""
     peak = PeakMemory(device)
     with tempfile.TemporaryDirectory() as folder:
-        case = _Case(config.mixer, config, vocab, device, Path(folder), seconds)
+        case = _Case(config.mixer, config, vocab, device, Path(folder), seconds, tokens)
         for _ in range(3):
             case.round(bare=False)
         case.steps.close()
@@ -132,13 +135,20 @@ class _Case:
     """One mixer, ready to train; times are seconds a step."""
 
     def __init__(
-        self, spec: str, config: TrainConfig, vocab: int, device: str, folder: Path, seconds: float
+        self,
+        spec: str,
+        config: TrainConfig,
+        vocab: int,
+        device: str,
+        folder: Path,
+        seconds: float,
+        tokens: int | None = None,
     ) -> None:
         config = replace(config, mixer=spec, steps=ENDLESS, tokens=None, minutes=None)
         config = replace(config, eval_every=ENDLESS, checkpoint_every=ENDLESS)
         torch.manual_seed(0)
         model = LangevinForCausalLM(model_config(config, vocab, 0)).to(device).train()
-        corpus: Any = RandomTokens(vocab, max(100_000, 20 * config.batch * config.context))
+        corpus: Any = RandomTokens(vocab, tokens or max(100_000, 20 * config.batch * config.context))
         self.spec, self.a_step = spec, config.batch * config.context
         self.trainer = Trainer(config, model, corpus, folder)
         self.steps: Generator[None] = self.trainer.steps(Progress(folder, quiet=True))
@@ -191,7 +201,7 @@ def _finished(work: Callable[[], None], device: str) -> float:
     begin = time.perf_counter()
     work()
     if device.startswith("cuda"):
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     return time.perf_counter() - begin
 
 

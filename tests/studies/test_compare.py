@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -15,7 +17,7 @@ from langevin.runs import load
 from langevin.studies import terms, work
 from langevin.studies.collect import matched_loss, tokens_to, unmatched
 from langevin.studies.plan import FILE, Arm, Plan, read_arms, read_plan
-from langevin.studies.runner import compare
+from langevin.studies.runner import compare, run_jobs
 from langevin.training import start
 
 
@@ -336,3 +338,23 @@ def test_the_plan_survives_its_file(tmp_path, made):
 def test_settings_without_a_budget_get_the_one_of_training(tmp_path):
     one = Plan(read_arms(("softmax", "ssmax")), settings(tmp_path, steps=None), (0,))
     assert one.settings.tokens == 10_000_000
+
+
+def test_a_run_is_measured_without_what_trained_it(tmp_path, monkeypatch):
+    """Measuring may need the memory."""
+    trainers, whole = [], work.conclude
+
+    def seen(job):
+        trainer, progress = started(job)
+        trainers.append(weakref.ref(trainer))
+        return trainer, progress
+
+    def conclude(job, peak):
+        gc.collect()
+        assert [trainer() for trainer in trainers] == [None]
+        return whole(job, peak)
+
+    started = work.started
+    monkeypatch.setattr(work, "started", seen)
+    monkeypatch.setattr(work, "conclude", conclude)
+    assert work.work(run_jobs(plan(tmp_path), tmp_path / "cmp")[0]).status == "done"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_study import plan
 
+from langevin.studies import sharing
+from langevin.studies.folders import gather
 from langevin.studies.plan import Plan
-from langevin.studies.runner import compare, run_jobs, timing_jobs
+from langevin.studies.runner import compare, run_jobs, timing_jobs, trial_jobs
 from langevin.studies.sharing import (
     FULL,
     MOST,
@@ -21,8 +26,8 @@ from langevin.studies.sharing import (
     worth_compiling,
 )
 from langevin.studies.statistics import cost_of
-from langevin.studies.work import Job, Outcome, finished, read_json, started, work, write_json
-from langevin.studies.workers import Workers
+from langevin.studies.work import SHARED, Job, Outcome, finished, read_json, started, work, write_json
+from langevin.studies.workers import Workers, _Worker
 
 GIB = 2.0**30
 
@@ -85,9 +90,19 @@ def test_a_run_that_was_shared_stays_without_times(tmp_path: Path) -> None:
     assert (read_json(job.record) or {})["cost"]["tokens_per_second"] is None
 
 
+def shared_study(folder: Path, *arms: str) -> Plan:
+    """A comparison whose runs are said to have shared a GPU."""
+    one = plan(folder, *arms, seeds=(0,))
+    compare(one, folder / "cmp", workers=0, quiet=True)
+    for job in run_jobs(one, folder / "cmp"):
+        (job.folder / SHARED).touch()
+        job.record.unlink()
+        work(replace(job, trained=True))
+    return one
+
+
 def test_timing_waits_until_nobody_else_is_busy(tmp_path: Path) -> None:
-    one = plan(tmp_path, "softmax", "ssmax", "heat", seeds=(0,))
-    compare(one, tmp_path / "cmp", workers=0, quiet=True)
+    one = shared_study(tmp_path, "softmax", "ssmax", "heat")
     running: list[str] = []
     most = 0
 
@@ -103,23 +118,76 @@ def test_timing_waits_until_nobody_else_is_busy(tmp_path: Path) -> None:
     assert all(map(finished, jobs))
 
 
-def test_an_arm_is_timed_alone_after_runs_that_shared(tmp_path: Path) -> None:
-    one = plan(tmp_path, seeds=(0,))
-    compare(one, tmp_path / "cmp", workers=0, quiet=True)
+def test_arms_are_timed_alone_after_runs_that_shared(tmp_path: Path) -> None:
+    """Also where the comparison goes on in another way than it began."""
+    one = shared_study(tmp_path)
     jobs = timing_jobs(run_jobs(one, tmp_path / "cmp"))
     assert [job.folder.parent.name for job in jobs] == ["softmax", "ssmax"]
-    for job in jobs:
-        record = read_json(job.folder / "done.json") or {}
-        record["cost"] |= {"tokens_per_second": None, "decode_ms_per_token": None}
-        write_json(job.folder / "done.json", record)
-        assert not finished(job)
-        assert work(job) == Outcome("done")
-        assert finished(job)
+    assert not any(map(finished, jobs))
     results = compare(one, tmp_path / "cmp", workers=0, quiet=True)
+    assert all(map(finished, jobs))
     for arm in results["arms"]:
+        assert arm["runs"][0]["cost"]["tokens_per_second"] is None
         assert cost_of(arm, "tokens_per_second") == arm["alone"]["tokens_per_second"] > 0
         assert cost_of(arm, "decode_ms_per_token") > 0
     assert any("each arm alone" in sentence for sentence in results["not_controlled"])
+    (tmp_path / "cmp" / "ssmax" / "alone.json").unlink()  # an arm that failed altogether has none
+    (tmp_path / "cmp" / "ssmax" / "seed-0" / "done.json").unlink()
+    write_json(tmp_path / "cmp" / "ssmax" / "seed-0" / "failed.json", {"seed": 0, "error": "no"})
+    results = gather([tmp_path / "cmp"], metrics=one.metrics, primary="nll")
+    assert any("each arm alone" in sentence for sentence in results["not_controlled"])
+
+
+def test_runs_that_shared_have_no_times_in_a_report_of_runs_either(tmp_path: Path) -> None:
+    one = shared_study(tmp_path)
+    results = gather(
+        [job.folder for job in run_jobs(one, tmp_path / "cmp")], metrics=one.metrics, primary="nll"
+    )
+    for arm in results["arms"]:
+        assert arm["runs"][0]["cost"]["tokens_per_second"] is None
+        assert all(row["seconds"] is None for row in arm["runs"][0]["curve"])
+
+
+def test_a_trial_that_cannot_be_written_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = trial_jobs(plan(tmp_path, tune="lr", trials=2), tmp_path / "cmp")
+    whole = sharing.conclude
+
+    def full(job: Job) -> Outcome:
+        if job is jobs[1]:
+            raise OSError(28, "No space left on device")
+        return whole(job)
+
+    monkeypatch.setattr(sharing, "conclude", full)
+    outcomes: list[tuple[Job, Outcome]] = []
+    work_together(jobs, lambda job, outcome: outcomes.append((job, outcome)))
+    assert {job.label: outcome.status for job, outcome in outcomes} == {
+        job.label: "failed" if job is jobs[1] else "done" for job in jobs
+    }
+
+
+def test_a_worker_gets_nothing_more_before_it_is_ready(tmp_path: Path) -> None:
+    """One that breaks after its last run, while it tidies up, must not take the next ones with it."""
+    jobs = run_jobs(plan(tmp_path), tmp_path / "cmp")
+    training, measuring = deque([[job] for job in jobs]), deque[list[Job]]()
+    began: list[Job] = []
+    ours, theirs = multiprocessing.Pipe()
+    crew = Workers(Share(1), threads=1)
+    process: Any = None
+    crew.crew = [_Worker(process, ours)]
+
+    def turn() -> None:
+        crew._listen(lambda job, outcome: None)
+        crew._give_out(training, measuring, began.append)
+
+    crew._give_out(training, measuring, began.append)
+    theirs.send((theirs.recv()[0], Outcome("done")))
+    turn()
+    assert began == jobs[:1]
+    theirs.send(None)
+    turn()
+    assert began == jobs[:2]
 
 
 def test_a_run_that_fails_does_not_stop_those_it_shares_with(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from langevin.mixers import Scalars
 from langevin.runs import train
 from langevin.training import feed, loop, optim
 from langevin.training.config import TrainConfig
+from langevin.training.progress import Progress
 from langevin.training.start import build, estimate
 
 
@@ -327,3 +329,24 @@ def test_a_compiled_loss_is_the_loss(tmp_path: Path) -> None:
     compiled, _ = train(small(tmp_path, accumulate=2, compile="loss"), tmp_path / "compiled", quiet=True)
     for ours, theirs in zip(compiled.metrics("valid"), plain.metrics("valid"), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+
+
+def test_a_tokenizer_that_writes_folders_is_kept_whole(tmp_path: Path) -> None:
+    class Nested:
+        saved = 0
+
+        def save_pretrained(self, folder: str) -> None:
+            self.saved += 1
+            (Path(folder) / "templates").mkdir()
+            (Path(folder) / "templates" / "chat.jinja").write_text("hello")
+            (Path(folder) / "tokenizer.json").write_text("{}")
+
+    tokenizer = Nested()
+    trainer: Any = SimpleNamespace(corpus=SimpleNamespace(tokenizer=tokenizer))
+    progress = Progress(tmp_path, quiet=True)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        progress._put_tokenizer(trainer, tmp_path / name)
+        assert (tmp_path / name / "templates" / "chat.jinja").read_text() == "hello"
+        assert (tmp_path / name / "tokenizer.json").read_text() == "{}"
+    assert tokenizer.saved == 1

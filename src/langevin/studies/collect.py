@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langevin.errors import UsageError
-from langevin.studies.controls import not_controlled
+from langevin.studies.controls import not_controlled, timed_alone
 from langevin.studies.metrics import described
 from langevin.studies.plan import Arm, Plan
 from langevin.studies.statistics import compare_arms, summarise
@@ -179,7 +179,7 @@ def _not_measured(results: dict[str, Any]) -> list[str]:
     if any(cost["tokens_per_second"] is None for cost in costs):
         sentences.append(
             "Runs shared a GPU: speed, memory and decoding time are those of a few steps of each arm alone."
-            if all(arm.get("alone") for arm in results["arms"])
+            if timed_alone(results["arms"])
             else "Runs shared a GPU, so their speed, memory and decoding time are not shown."
         )
     return sentences

@@ -28,7 +28,7 @@ from langevin.studies.display import Display
 from langevin.studies.plan import TUNING_SEED, Plan, settle
 from langevin.studies.report import write_report
 from langevin.studies.sharing import Share, share, worth_compiling
-from langevin.studies.work import EVALUATED, Job, finished, read_json, work, write_json
+from langevin.studies.work import EVALUATED, Job, finished, read_json, was_shared, work, write_json
 from langevin.studies.workers import Began, Ended, Tick, Workers
 from langevin.training.start import pick_device, resolved
 
@@ -66,18 +66,19 @@ def compare(
     for sentence in terms.unequal(sizes):
         hint = "" if plan.equalise else "; --equalise makes them equal"
         display.say(sentence + hint, style="yellow")
-    divided = divide(plan, sizes, corpus.vocab_size, device, workers)
+    divided = Share() if on == "ray" else divide(plan, sizes, corpus.vocab_size, device, workers)
+    at_once = min(divided.at_once, len(plan.arms) * len(plan.seeds))
     about = {
         "data": data_facts(corpus.manifest, plan.settings.data),
         "commands": [plan.command()],
-        "workers": divided.at_once,
+        "workers": at_once,
     }
     about = settle(plan, folder, about)
     if divided.shared:
-        display.say(f"up to {divided.at_once} runs at a time share the GPU")
+        display.say(f"up to {at_once} runs at a time share the GPU")
     with _alone(folder), _interruptible(), crew(divided, plan, device, on) as chosen:
         try:
-            _make(plan, folder, chosen, display, timing=divided.shared)
+            _make(plan, folder, chosen, display)
         finally:
             display.stop()
     results = collect(plan, folder, about, sizes)
@@ -86,7 +87,7 @@ def compare(
     return results
 
 
-def _make(plan: Plan, folder: Path, crew: Crew, display: Display, timing: bool) -> None:
+def _make(plan: Plan, folder: Path, crew: Crew, display: Display) -> None:
     """Every job of the plan that is not done yet, in parts; each needs the one before."""
 
     def carry_out(name: str, jobs: list[Job]) -> None:
@@ -106,8 +107,7 @@ def _make(plan: Plan, folder: Path, crew: Crew, display: Display, timing: bool) 
     carry_out("comparing", jobs)
     if plan.settings.keep_evaluated:
         carry_out("matching", matching_jobs(plan, jobs))
-    if timing:
-        carry_out("timing", timing_jobs(jobs))
+    carry_out("timing", timing_jobs(jobs))
 
 
 def trial_jobs(plan: Plan, folder: Path) -> list[Job]:
@@ -156,10 +156,10 @@ def matching_jobs(plan: Plan, jobs: list[Job]) -> list[Job]:
 
 
 def timing_jobs(jobs: list[Job]) -> list[Job]:
-    """A finished run of each arm, as a pattern."""
+    """A finished run of each arm that shared its GPU, as a pattern."""
     first: dict[Path, Job] = {}
     for job in jobs:
-        if finished(job):
+        if finished(job) and was_shared(job.folder):
             first.setdefault(job.folder.parent, job)
     return [replace(job, label=f"{job.label} alone", timing=True) for job in first.values()]
 

@@ -17,7 +17,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from langevin.studies.plan import Plan
-from langevin.studies.work import Job, Outcome, conclude, fail, finished, one_line, started, tidied, work
+from langevin.studies.work import (
+    Job,
+    Outcome,
+    conclude,
+    fail,
+    finished,
+    forget,
+    one_line,
+    started,
+    tidied,
+    work,
+)
 
 BUSY = 5e12  # FLOPs of a step that leave no room for another run
 FULL = 2e12  # FLOPs of the steps in turns that fill a GPU
@@ -25,6 +36,7 @@ TURNS = 4  # runs that leave it idle enough to take turns
 WORTH = 1e16  # FLOPs of a comparison from which compiling pays: it takes half a minute or more
 LARGE = 8192  # a vocabulary from which compiling the loss pays: it takes seconds
 MOST = 16  # runs at a time
+END = object()
 PART = 0.6  # of the memory of the GPU, for all runs together
 OTHERS = 3  # processes besides one that trains
 
@@ -114,6 +126,7 @@ def work_together(jobs: list[Job], ended: Callable[[Job, Outcome], None]) -> Non
         try:
             training.add(job)
         except Exception as error:
+            forget()
             ended(job, fail(job, one_line(error)))
     with heeding_signals(training.stop):
         for job, outcome in training.take_turns():
@@ -135,7 +148,8 @@ class _Chance:
         self.cpu = torch.get_rng_state()
         if device.startswith("cuda"):
             torch.cuda.init()
-            self.generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            index = torch.device(device).index
+            self.generator = torch.cuda.default_generators[index or 0]
             self.gpu = self.generator.clone_state()
 
     @contextmanager
@@ -175,26 +189,28 @@ class _Training:
     def take_turns(self) -> Iterator[tuple[Job, Outcome]]:
         """Train all to their ends, each with random numbers of its own; gives each when it ends."""
         while self.running:
-            for job, (trainer, steps) in list(self.running.items()):
-                try:
-                    with self.chance[job].ours():
-                        next(steps)
-                    continue
-                except StopIteration:
-                    outcome = _end(job, trainer)
-                except Exception as error:
-                    outcome = fail(job, one_line(error))
-                del self.running[job], self.chance[job], trainer, steps
-                yield job, outcome
+            for job in list(self.running):
+                outcome = self._turn(job)
+                if outcome is not None:
+                    del self.running[job], self.chance[job]
+                    forget()
+                    yield job, outcome
+
+    def _turn(self, job: Job) -> Outcome | None:
+        """One step of a run; what came of it, if it was the last."""
+        trainer, steps = self.running[job]
+        try:
+            with self.chance[job].ours():
+                if next(steps, END) is not END:
+                    return None
+            if trainer.stopped_by is not None:
+                return Outcome("stopped")
+            # Of a trial nothing is measured, so it is done; of a run much is.
+            return conclude(job) if job.trial else Outcome("trained")
+        except Exception as error:
+            return fail(job, one_line(error))
 
     def stop(self, signal: int) -> None:
         """Every run saves after the step in hand."""
         for trainer, _ in self.running.values():
             trainer.ask(signal)
-
-
-def _end(job: Job, trainer: Any) -> Outcome:
-    """Of a trial nothing is measured, so it is done; of a run much is."""
-    if trainer.stopped_by is not None:
-        return Outcome("stopped")
-    return conclude(job) if job.trial else Outcome("trained")

@@ -107,13 +107,20 @@ def started(job: Job) -> tuple[Any, Any]:
 def tidied(job: Job) -> None:
     """Leave the GPU to the next run of this process: no memory kept, no compiled models counted towards a
     limit; a compiled loss serves the next run too."""
+    import torch
+
+    if torch.cuda.is_initialized() and job.config.compile == "on":
+        torch.compiler.reset()
+    forget()
+
+
+def forget() -> None:
+    """Give back the memory of a GPU that nobody holds any more: trainers and their graphs are cycles."""
     import gc
 
     import torch
 
     if torch.cuda.is_initialized():
-        if job.config.compile == "on":
-            torch.compiler.reset()
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -126,17 +133,14 @@ def _made(job: Job) -> Outcome:
     peak = cost.PeakMemory(device)
     trainer, progress = started(job)
     trainer.run(progress)
-    if trainer.stopped_by is not None:
-        return Outcome("stopped")
-    return conclude(job, peak())
+    stopped, used = trainer.stopped_by is not None, peak()
+    del trainer, progress  # measuring may need their memory
+    forget()
+    return Outcome("stopped") if stopped else conclude(job, used)
 
 
 def conclude(job: Job, peak_memory: int | None = None) -> Outcome:
-    """What follows the training of a run: measure it, and write that it is done.
-
-    Of a run that shared its device, times and memory say more about the others than about it: they are
-    left out.
-    """
+    """What follows the training of a run: measure it, and write that it is done."""
     from langevin.runs import load
     from langevin.training.start import pick_device
 
@@ -144,16 +148,18 @@ def conclude(job: Job, peak_memory: int | None = None) -> Outcome:
     record: dict[str, Any] = {"seed": job.config.seed, "best": best_of(run)}
     if not job.trial:
         record |= measured(run, pick_device(job.config.device), job.test_tokens)
-        record["cost"]["peak_memory_bytes"] = peak_memory
-        if (job.folder / SHARED).exists():
-            record["cost"] |= dict.fromkeys(OWN_TIMES)
-            record["curve"] = [{**row, "seconds": None} for row in record["curve"]]
+        if not was_shared(job.folder):
+            record["cost"]["peak_memory_bytes"] = peak_memory
     write_json(job.folder / "done.json", record)
     return Outcome("done", record["best"]["valid_loss"])
 
 
 def measured(run: Any, device: str, test_tokens: int | None, evaluation: Any = None) -> dict[str, Any]:
-    """The record of a trained run: its metrics on test, cost, curve, reliability, scalars and a sample."""
+    """The record of a trained run: its metrics on test, cost, curve, reliability, scalars and a sample.
+
+    Of a run that shared its device, times and memory say more about the others than about it: they are
+    left out.
+    """
     from langevin.evaluation import cost
     from langevin.evaluation.runs import evaluate
 
@@ -164,7 +170,7 @@ def measured(run: Any, device: str, test_tokens: int | None, evaluation: Any = N
     best = best_of(run)
     curve = valid_curve(run)
     model = cost.measure(run.model.to(device), run.config.context)
-    return {
+    record = {
         "seed": run.config.seed,
         "status": "done",
         "error": None,
@@ -197,6 +203,14 @@ def measured(run: Any, device: str, test_tokens: int | None, evaluation: Any = N
             "state_bytes": model.state_bytes,
         },
     }
+    if was_shared(run.path):
+        record["cost"] |= dict.fromkeys(OWN_TIMES)
+        record["curve"] = [{**row, "seconds": None} for row in curve]
+    return record
+
+
+def was_shared(folder: Path) -> bool:
+    return (folder / SHARED).exists()
 
 
 def valid_curve(run: Any) -> list[dict[str, Any]]:
@@ -265,12 +279,16 @@ def _matched(job: Job, loss: float) -> Outcome:
 
 def _timed(job: Job) -> Outcome:
     from langevin.bench_training import alone
+    from langevin.data import prepare
     from langevin.evaluation import cost
     from langevin.runs import load
     from langevin.training.start import pick_device
 
-    model, device = load(job.folder).model, pick_device(job.config.device)
-    found: dict[str, float | None] = {**alone(job.config, model.config.vocab_size, device)}
+    run, device = load(job.folder), pick_device(job.config.device)
+    model, corpus = run.model, prepare(run.config.data, tokenizer=run.config.tokenizer, progress=False)
+    tokens = len(corpus.tokens("train"))
+    tokens = min(tokens, job.config.train_tokens or tokens)
+    found: dict[str, float | None] = {**alone(job.config, corpus.vocab_size, tokens, device)}
     found["decode_ms_per_token"] = cost.measure(model.to(device), job.config.context).decode_ms_per_token
     write_json(job.record, found)
     return Outcome("done")

@@ -2,8 +2,8 @@
 
 Where runs share a GPU, some processes train and the others measure what is trained.
 
-A worker that dies takes only its run with it and is replaced. Workers end with the process that started
-them, however it ends.
+A worker that dies takes with it what it was at, a run or several in turns, and is replaced. Workers end
+with the process that started them, however it ends.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class _Worker:
     process: BaseProcess
     line: Connection
     jobs: list[Job] = field(default_factory=list)
+    ready: bool = True  # for more
 
     @property
     def trains(self) -> bool:
@@ -94,9 +95,9 @@ class Workers:
             waiting = training if training and busy < self.share.trainers else measuring
             if not waiting:
                 return
-            if waiting[0][0].timing and any(worker.jobs for worker in self.crew):
+            if waiting[0][0].timing and not all(worker.ready for worker in self.crew):
                 return  # it wants the device to itself
-            worker = next((w for w in self.crew if not w.jobs), None)
+            worker = next((w for w in self.crew if w.ready), None)
             if worker is None:
                 if len(self.crew) >= self.share.workers:
                     return
@@ -106,23 +107,27 @@ class Workers:
             except OSError:  # it died while it had nothing to do
                 self.crew.remove(worker)
                 continue
-            worker.jobs = list(waiting.popleft())
+            worker.jobs, worker.ready = list(waiting.popleft()), False
             for job in worker.jobs:
                 if not job.trained:
                     began(job)
 
     def _listen(self, ended: Ended) -> None:
-        busy = {worker.line: worker for worker in self.crew if worker.jobs}
+        busy = {worker.line: worker for worker in self.crew if not worker.ready}
         for line in wait(list(busy), TICK):
             worker = busy[line]  # type: ignore[index]
             try:
-                job, outcome = worker.line.recv()
+                told = worker.line.recv()
             except (EOFError, OSError):
                 worker.process.join()
                 self.crew.remove(worker)
                 for job in worker.jobs:
                     ended(job, fail(job, _death(worker.process.exitcode)))
                 continue
+            if told is None:
+                worker.ready = True
+                continue
+            job, outcome = told
             worker.jobs.remove(job)
             ended(job, outcome)
 
@@ -175,6 +180,7 @@ def _serve(line: Connection) -> None:
             work_together(line.recv(), tell)
             if stopped:
                 os._exit(0)
+            line.send(None)  # ready for more: whatever could break has not
         except (EOFError, OSError):
             os._exit(0)
 

@@ -23,10 +23,11 @@ class Replayed:
         stream: torch.cuda.Stream | None,
         *,
         after: int,
+        what: str,
         clear: Callable[[], None] = lambda: None,
         pool: Any = None,
     ) -> None:
-        self.work, self.stream, self.clear, self.pool = work, stream, clear, pool
+        self.work, self.stream, self.what, self.clear, self.pool = work, stream, what, clear, pool
         self.left: int | None = after if stream is not None else None  # plain calls to go; None: for ever
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -49,7 +50,7 @@ class Replayed:
                 self.work()
         except RuntimeError as error:
             cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-            warnings.warn(f"steps are not replayed as a CUDA graph: {cause}", stacklevel=1)
+            warnings.warn(f"{self.what} are not replayed as a CUDA graph: {cause}", stacklevel=1)
             self.clear()
             return
         self.graph = graph

@@ -88,7 +88,8 @@ class Trainer:
         self.lost = torch.zeros(2, device=self.device)  # sum and number of losses since they were read
         self.parts = 0
         own = self.stream if config.graphs and self.world.size == 1 else None
-        self.compute = Replayed(self._compute, own, after=WARM, clear=self.update.forget_gradients)
+        forget = self.update.forget_gradients
+        self.compute = Replayed(self._compute, own, after=WARM, what="steps", clear=forget)
         self.look: Replayed | None = None
         self.looked = torch.zeros((), device=self.device)  # validation loss, summed over windows
         self.launched: deque[torch.cuda.Event] = deque()
@@ -124,7 +125,7 @@ class Trainer:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
     def _train(self, progress: Progress, every: int) -> Iterator[None]:
-        config, saved_at = self.config, self.state.seconds
+        config, saved_at = self.config, time.monotonic()
         while self.state.step < self.state.total and self.stopped_by is None:
             with self._stream():
                 begin = time.perf_counter()
@@ -140,7 +141,7 @@ class Trainer:
                     self.state.total = int(self.world.agree(within(self, config.minutes)))
                 if self._due(looked, saved_at):
                     self.save()
-                    saved_at = self.state.seconds
+                    saved_at = time.monotonic()
             yield
 
     def _due(self, looked: bool, saved_at: float) -> bool:
@@ -149,7 +150,7 @@ class Trainer:
             return True
         if self.config.checkpoint_every is not None:
             return self.state.step % self.config.checkpoint_every == 0
-        return looked and bool(self.world.agree(self.state.seconds - saved_at > SAVE_SECONDS))
+        return looked and bool(self.world.agree(time.monotonic() - saved_at > SAVE_SECONDS))
 
     def save(self) -> None:
         self.read_counters()
@@ -282,7 +283,8 @@ class Trainer:
     def valid_loss(self) -> float:
         """Mean loss on the first eval_tokens validation tokens, in windows without overlap."""
         if self.look is None and self.compute.graph is not None:
-            self.look = Replayed(self._look, self.stream, after=1, pool=self.compute.graph.pool())
+            pool = self.compute.graph.pool()
+            self.look = Replayed(self._look, self.stream, after=1, what="evaluations", pool=pool)
         self.model.eval()
         (self.look or self._look)()
         self.model.train()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,7 +48,7 @@ class Progress:
         self.logged_at = 0.0
         self.logged_step = 0
         self.valid = float("nan")
-        self.tokenizer: dict[str, bytes] = {}
+        self.tokenizer: dict[Path, bytes] = {}
 
     def start(self, state: State, trainer: Trainer) -> None:
         self.task = self.bar.add_task("training", total=state.total, completed=state.step, shown="")
@@ -143,10 +144,12 @@ class Progress:
     def _put_tokenizer(self, trainer: Trainer, folder: Path) -> None:
         """Its files as they were written the first time: to make them takes longer than a model's."""
         if not self.tokenizer:
-            before = set(folder.iterdir())
-            trainer.corpus.tokenizer.save_pretrained(folder)
-            self.tokenizer = {p.name: p.read_bytes() for p in set(folder.iterdir()) - before}
+            with tempfile.TemporaryDirectory() as place:
+                trainer.corpus.tokenizer.save_pretrained(place)
+                files = [path for path in Path(place).rglob("*") if path.is_file()]
+                self.tokenizer = {path.relative_to(place): path.read_bytes() for path in files}
         for name, content in self.tokenizer.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
 
     def stop(self) -> None:

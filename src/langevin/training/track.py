@@ -65,9 +65,9 @@ class WandB:
         file = folder / "wandb-id.txt"
         if not step or not file.exists():
             file.write_text(secrets.token_hex(4))
-        self.run: Any = wandb.init(
-            dir=str(folder), name=folder.name, id=file.read_text(), resume="allow", config=config
-        )
+        options = {"dir": str(folder), "name": folder.name, "id": file.read_text(), "config": config}
+        # Runs of a comparison that take turns are in one process.
+        self.run: Any = wandb.init(**options, resume="allow", reinit="create_new")
         self.run.define_metric("*", step_metric="step")
 
     def write(self, row: dict[str, Any]) -> None:
