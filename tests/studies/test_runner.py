@@ -126,6 +126,17 @@ def test_a_worker_that_dies_fails_its_run_only_and_is_replaced(tmp_path: Path) -
     assert [finished(job) for job in jobs] == [True, False, True, True]
 
 
+def test_hired_workers_serve_several_comparisons(tmp_path: Path) -> None:
+    with Workers(Share(), threads=1) as hired:
+        seen = []
+        for name in ("one", "two"):
+            compare(plan(tmp_path, seeds=(0,)), tmp_path / name, workers=1, quiet=True, hired=hired)
+            seen += [worker.process.pid for worker in hired.crew]
+    assert len(seen) == 2
+    assert seen[0] == seen[1]
+    assert timeless(tmp_path / "one") == timeless(tmp_path / "two")
+
+
 def test_one_folder_takes_one_comparison_at_a_time(tmp_path: Path) -> None:
     from filelock import FileLock
 

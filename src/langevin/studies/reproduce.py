@@ -23,12 +23,14 @@ from langevin.bench_training import bench_training
 from langevin.errors import UsageError, unknown
 from langevin.studies.claims import in_short, published, published_speeds, published_trends
 from langevin.studies.collect import unmatched
-from langevin.studies.plan import FILE
+from langevin.studies.plan import FILE, Plan
 from langevin.studies.recipe import Benches, Part, Recipe, recipe, train_config
 from langevin.studies.report.recipe_page import parts_page, speed_page
 from langevin.studies.runner import On, compare
+from langevin.studies.sharing import Share
 from langevin.studies.statistics import by_seed, interval
 from langevin.studies.work import EVALUATED, write_json
+from langevin.studies.workers import Workers
 from langevin.training.start import pick_device
 
 Results = dict[str, Any]
@@ -57,18 +59,20 @@ def reproduce(
     if several:
         _see_whose(folder, [_slug(part.name) for part, _ in plans])
 
-    parts = []
-    for part, plan in plans:
+    def made(part: Part, plan: Plan) -> tuple[Part, Results]:
         place = folder / _slug(part.name) if several else folder
 
-        def finish(results: Results, part: Part = part) -> Results:
+        def finish(results: Results) -> Results:
             return _with_claims(results, chosen, scale, part, command)
 
         if several:
             say(f"{part.name}: {place}")
-        made = compare(plan, place, workers=workers, on=on, quiet=quiet, finish=finish)
-        _tidy(made, place)
-        parts.append((part, dict(json.loads((place / "results.json").read_text()))))
+        results = compare(plan, place, workers=workers, on=on, quiet=quiet, finish=finish, hired=hired)
+        _tidy(results, place)
+        return part, dict(json.loads((place / "results.json").read_text()))
+
+    with Workers(Share(), plans[0][1].threads) as hired:
+        parts = [made(part, plan) for part, plan in plans]
     if not several:
         return parts[0][1]
     results = _together(chosen, scale, parts, command)

@@ -49,11 +49,13 @@ def compare(
     on: On = "local",
     quiet: bool = False,
     finish: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    hired: Workers | None = None,
 ) -> dict[str, Any]:
     """Make or go on with the comparison in a folder; its results, whose report is written there.
 
     workers: processes; None for one a core on a CPU, or as many as share a GPU; 0 for this process itself.
     finish: a last change to the results before the report is written.
+    hired: processes that serve several comparisons, so as to start only once.
     """
     device = pick_device(plan.settings.device)
     plan = replace(plan, settings=replace(plan.settings, device=device))
@@ -76,7 +78,7 @@ def compare(
     about = settle(plan, folder, about)
     if divided.shared:
         display.say(f"up to {at_once} runs at a time share the GPU")
-    with _alone(folder), _interruptible(), crew(divided, plan, device, on) as chosen:
+    with _alone(folder), _interruptible(), crew(divided, plan, device, on, hired) as chosen:
         try:
             _make(plan, folder, chosen, display)
         finally:
@@ -194,7 +196,7 @@ def divide(
 
 
 @contextmanager
-def crew(divided: Share, plan: Plan, device: str, on: On) -> Iterator[Crew]:
+def crew(divided: Share, plan: Plan, device: str, on: On, hired: Workers | None = None) -> Iterator[Crew]:
     """Who makes the runs: processes here, this process, or a Ray cluster."""
     if on == "ray":
         from langevin.studies.cluster import Cluster
@@ -203,6 +205,9 @@ def crew(divided: Share, plan: Plan, device: str, on: On) -> Iterator[Crew]:
             yield cluster
     elif divided.workers == 0:
         yield Here()
+    elif hired is not None:
+        hired.share = divided
+        yield hired
     else:
         with Workers(divided, plan.threads) as crew:
             yield crew
