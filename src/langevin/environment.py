@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,24 @@ def environment(device: str, data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def can_compile() -> bool:
+    """Whether torch.compile finds the C compiler that it needs."""
+    return any(map(shutil.which, filter(None, [os.environ.get("CC"), "cc", "gcc", "clang"])))
+
+
 def _commit() -> str | None:
-    """The commit of the source tree langevin runs from, if it is one."""
-    here = Path(__file__).parent
-    done = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    """The commit of the source tree langevin runs from, if it is one; "-dirty" where files were changed."""
+    here = Path(__file__)
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", *words], cwd=here.parent, capture_output=True, text=True, check=False
+            )
+        except OSError:  # there is no git
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    if git("ls-files", "--error-unmatch", here.name) is None:  # installed inside somebody else's tree
+        return None
+    return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")

@@ -21,7 +21,7 @@ from langevin.runs import train
 from langevin.training import feed, loop, optim
 from langevin.training.config import TrainConfig
 from langevin.training.progress import Progress
-from langevin.training.start import build, estimate
+from langevin.training.start import build, estimate, resolved
 
 
 @pytest.fixture(autouse=True)
@@ -350,3 +350,11 @@ def test_a_tokenizer_that_writes_folders_is_kept_whole(tmp_path: Path) -> None:
         assert (tmp_path / name / "templates" / "chat.jinja").read_text() == "hello"
         assert (tmp_path / name / "tokenizer.json").read_text() == "{}"
     assert tokenizer.saved == 1
+
+
+def test_without_a_c_compiler_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert resolved(TrainConfig(precision="fp32"), "cuda").compile == "off"
+    with pytest.raises(UsageError, match="needs a C compiler, and none is here\nUse --compile off"):
+        resolved(TrainConfig(precision="fp32", compile="loss"), "cuda")

@@ -21,6 +21,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from langevin.data import prepare
+from langevin.environment import can_compile
 from langevin.errors import UsageError
 from langevin.studies import terms
 from langevin.studies.collect import TUNED, collect, data_facts, run_folder, trial_folder, tuned
@@ -169,7 +170,7 @@ def timing_jobs(jobs: list[Job]) -> list[Job]:
 def spelled_out(plan: Plan, sizes: dict[str, terms.Size], vocab_size: int, device: str) -> Plan:
     """The plan with what `auto` means here; on a GPU, compiled as far as the runs are worth it."""
     settings = plan.settings
-    if settings.compile == "auto" and device.startswith("cuda"):
+    if settings.compile == "auto" and device.startswith("cuda") and can_compile():
         largest = max(size.flops_per_token for size in sizes.values())
         settings = replace(settings, compile=worth_compiling(plan, largest, vocab_size))
     return replace(plan, settings=resolved(settings, device))

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from langevin.data import Corpus, prepare
-from langevin.environment import environment
+from langevin.environment import can_compile, environment
 from langevin.errors import UsageError
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.config import LangevinConfig
@@ -92,11 +92,15 @@ def _go_on(trainer: Trainer, console: Console) -> None:
 def resolved(config: TrainConfig, device: str) -> TrainConfig:
     """The config with what `auto` means on this device spelled out."""
     on_gpu = device.startswith("cuda")
+    if config.compile in ("on", "loss") and not can_compile():
+        raise UsageError("torch.compile needs a C compiler, and none is here", "Use --compile off.")
     half: Literal["bf16", "fp32"] = "bf16" if on_gpu and torch.cuda.is_bf16_supported(False) else "fp32"
     return replace(
         config,
         precision=half if config.precision == "auto" else config.precision,
-        compile=("on" if on_gpu else "off") if config.compile == "auto" else config.compile,
+        compile=("on" if on_gpu and can_compile() else "off")
+        if config.compile == "auto"
+        else config.compile,
     )
 
 
