@@ -262,6 +262,7 @@ def doctor_command() -> int:
     import transformers
 
     from langevin import __version__
+    from langevin.environment import can_compile
 
     table = Table("what", "found", show_header=False)
     table.add_row("langevin", __version__)
@@ -274,6 +275,7 @@ def doctor_command() -> int:
         table.add_row("GPU", f"{torch.cuda.get_device_name()} ({memory:.0f} GiB)")
     else:
         table.add_row("GPU", "none that torch sees")
+    table.add_row("C compiler", "found" if can_compile() else "none: torch.compile cannot be used")
     console_for().print(table)
     return check_command(("softmax",), None, ["no future leak", "gradients"], False)
 

@@ -95,12 +95,11 @@ def resolved(config: TrainConfig, device: str) -> TrainConfig:
     if config.compile in ("on", "loss") and not can_compile():
         raise UsageError("torch.compile needs a C compiler, and none is here", "Use --compile off.")
     half: Literal["bf16", "fp32"] = "bf16" if on_gpu and torch.cuda.is_bf16_supported(False) else "fp32"
+    whole: Literal["on", "off"] = "on" if on_gpu and can_compile() else "off"
     return replace(
         config,
         precision=half if config.precision == "auto" else config.precision,
-        compile=("on" if on_gpu and can_compile() else "off")
-        if config.compile == "auto"
-        else config.compile,
+        compile=whole if config.compile == "auto" else config.compile,
     )
 
 
