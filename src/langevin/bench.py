@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from langevin.environment import can_compile
 from langevin.errors import UsageError
 from langevin.mixers import Mechanism, attend, build, parse
 
@@ -239,6 +240,8 @@ def _ratio(ours: list[float], base: list[float]) -> float:
 
 
 def _check(settings: Settings) -> None:
+    if settings.compile and not can_compile():
+        raise UsageError("torch.compile needs a C compiler, and none is here", "Leave out --compile.")
     if settings.dtype not in DTYPES:
         raise UsageError(f"unknown dtype {settings.dtype!r}", f"Use one of {', '.join(DTYPES)}.")
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
