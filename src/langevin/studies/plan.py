@@ -223,7 +223,7 @@ def read_plan(path: Path) -> tuple[Plan, dict[str, Any]]:
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path} is not a plan that can be read ({type(error).__name__})",
-            "Give a folder made by langevin compare.",
+            f"Give what langevin compare made: its folder, or the {FILE} in it.",
         ) from error
 
 
