@@ -31,8 +31,8 @@ from langevin.studies.work import (
 )
 
 BUSY = 5e12  # FLOPs of a step that leave no room for another run
-FULL = 2e12  # FLOPs of the steps in turns that fill a GPU
-TURNS = 4  # runs that leave it idle enough to take turns
+FULL = 1e12  # FLOPs of the steps in turns that fill a GPU
+TURNS = 2  # fewer runs than this many in turns are not worth it
 WORTH = 1e16  # FLOPs of a comparison from which compiling pays: it takes half a minute or more
 LARGE = 8192  # a vocabulary from which compiling the loss pays: it takes seconds
 MOST = 16  # runs at a time
