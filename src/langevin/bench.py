@@ -240,8 +240,8 @@ def _ratio(ours: list[float], base: list[float]) -> float:
 
 
 def _check(settings: Settings) -> None:
-    if settings.compile and not can_compile():
-        raise UsageError("torch.compile needs a C compiler, and none is here", "Leave out --compile.")
+    if settings.compile and not can_compile(settings.device):
+        raise UsageError("torch.compile needs gcc or g++, which is not here", "Leave out --compile.")
     if settings.dtype not in DTYPES:
         raise UsageError(f"unknown dtype {settings.dtype!r}", f"Use one of {', '.join(DTYPES)}.")
     if settings.device.startswith("cuda") and not torch.cuda.is_available():

@@ -43,7 +43,7 @@ class RandomTokens:
     count: int
 
     def tokens(self, split: str) -> np.ndarray:
-        return np.empty(self.count, np.uint16)  # only its length is asked for
+        return np.zeros(self.count, np.uint16)  # read only where a text is too long for the GPU
 
     def device_tokens(self, split: str, device: torch.device, first: int) -> torch.Tensor:
         draw = torch.Generator().manual_seed(0)

@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ def _parse(arguments: list[str]) -> Any:
     file = _config(arguments)
     if file is not None:
         default = Train(TrainConfig.read(file)) if arguments[0] == "train" else Compare.planned(file)
+        if any(a.partition("=")[0] in ("--tokens", "--steps", "--minutes") for a in arguments):
+            none = replace(default.settings, tokens=None, steps=None, minutes=None)
+            default = replace(default, settings=none)  # one budget takes the place of another
         return tyro.cli(type(default), prog=f"langevin {arguments[0]}", default=default, args=arguments[1:])
     return subcommand_cli_from_dict(
         COMMANDS,

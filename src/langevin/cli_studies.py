@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from langevin.errors import UsageError
 from langevin.studies.metrics import DEFAULT as METRICS
 from langevin.training.config import TrainConfig
 
@@ -28,7 +29,7 @@ class Compare:
     out: Path | None = None
     """The folder of the comparison; default: runs/compare-DATA."""
     config: Path | None = None
-    """The compare.yaml of another comparison, to make it again; flags on the command line go first."""
+    """Another comparison, or its compare.yaml, to make it again; flags on the command line go first."""
     seeds: str = "0-5"
     """0-5 or 0,3,5. With fewer than six no verdict is given."""
     tune: Literal["lr"] | None = None
@@ -56,9 +57,17 @@ class Compare:
     @classmethod
     def planned(cls, file: Path) -> Compare:
         """The options that make the comparison of a compare.yaml."""
-        from langevin.studies.plan import read_plan, seeds_in_words
+        from langevin.studies.plan import FILE, read_arms, read_plan, seeds_in_words
 
-        plan, _ = read_plan(file)
+        plan, _ = read_plan(file / FILE if file.is_dir() else file)
+        named = [(arm.name, arm.spec) for arm in plan.arms]
+        changed = any(arm.changes for arm in plan.arms) and not plan.equalise
+        said = [(arm.name, arm.spec) for arm in read_arms(tuple(arm.text for arm in plan.arms))]
+        if changed or plan.threads != 1 or said != named:
+            raise UsageError(
+                f"{file} has arms or threads that the command line cannot say",
+                "Read it with langevin.studies.plan.read_plan, and give the plan to compare in Python.",
+            )
         return cls(
             arms=tuple(arm.text for arm in plan.arms),
             settings=plan.settings,

@@ -275,7 +275,8 @@ def doctor_command() -> int:
         table.add_row("GPU", f"{torch.cuda.get_device_name()} ({memory:.0f} GiB)")
     else:
         table.add_row("GPU", "none that torch sees")
-    table.add_row("C compiler", "found" if can_compile() else "none: torch.compile cannot be used")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    table.add_row("compiler", "found" if can_compile(device) else "none: torch.compile cannot be used")
     console_for().print(table)
     return check_command(("softmax",), None, ["no future leak", "gradients"], False)
 

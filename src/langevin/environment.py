@@ -31,9 +31,11 @@ def environment(device: str, data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def can_compile() -> bool:
-    """Whether torch.compile finds the C compiler that it needs."""
-    return any(map(shutil.which, filter(None, [os.environ.get("CC"), "cc", "gcc", "clang"])))
+def can_compile(device: str) -> bool:
+    """Whether torch.compile finds the compiler that it needs: of C++ for a CPU, of C for a GPU."""
+    own, names = ("CXX", ("g++", "clang++")) if device == "cpu" else ("CC", ("gcc", "clang"))
+    wanted = [os.environ[own]] if os.environ.get(own) else list(names)
+    return any(map(shutil.which, wanted))
 
 
 def _commit() -> str | None:

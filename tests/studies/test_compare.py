@@ -262,6 +262,23 @@ def test_a_plan_makes_its_comparison_again(tmp_path, capsys):
     assert "none.yaml" in capsys.readouterr().err
 
 
+def test_a_plan_can_be_given_as_its_folder_and_with_another_budget(made, tmp_path):
+    _, folder = made
+    command = ["compare", "--config", str(folder), "--tokens", "256", "--eval-every", "2"]
+    assert cli.main([*command, "--workers", "0", "--quiet", "--out", str(tmp_path / "cmp")]) == 0
+    settings = results_in(tmp_path / "cmp")["settings"]
+    assert (settings["tokens"], settings["steps"]) == (256, None)
+
+
+def test_a_plan_that_the_command_line_cannot_say_is_refused(tmp_path, capsys):
+    one = plan(tmp_path, seeds=(0,))
+    odd = replace(one, arms=(one.arms[0], Arm("hot", "softmax", {"lr": 1e-2})))
+    compare(odd, tmp_path / "cmp", workers=0, quiet=True)
+    assert cli.main(["compare", "--config", str(tmp_path / "cmp"), "--out", str(tmp_path / "new")]) == 2
+    assert "cannot say" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_run_that_diverges_fails_alone(tmp_path):
     one = plan(tmp_path, seeds=(0,), shape={"clip": 1e9, "max_bad_steps": 2})
     wild = replace(one, arms=(one.arms[0], Arm("wild", "ssmax", {"lr": 1e30})))

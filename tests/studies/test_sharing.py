@@ -28,6 +28,7 @@ from langevin.studies.sharing import (
 from langevin.studies.statistics import cost_of
 from langevin.studies.work import SHARED, Job, Outcome, finished, read_json, started, work, write_json
 from langevin.studies.workers import Workers, _Worker
+from langevin.training import loop
 
 GIB = 2.0**30
 
@@ -188,6 +189,36 @@ def test_a_worker_gets_nothing_more_before_it_is_ready(tmp_path: Path) -> None:
     theirs.send(None)
     turn()
     assert began == jobs[:2]
+
+
+def test_hired_workers_keep_to_a_smaller_share(tmp_path: Path) -> None:
+    jobs = run_jobs(plan(tmp_path), tmp_path / "cmp")
+    training, measuring = deque[list[Job]](), deque([[job] for job in jobs])
+    process: Any = None
+    crew = Workers(Share(1), threads=1)
+    pipes = [multiprocessing.Pipe() for _ in range(3)]
+    crew.crew = [_Worker(process, ours) for ours, _ in pipes]
+    crew._give_out(training, measuring, lambda job: None)
+    assert len(measuring) == len(jobs) - 1
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_the_cause_of_a_failure_is_told_before_the_gpu_is_tidied(
+    together: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU that is broken tidying fails too."""
+    jobs = run_jobs(plan(tmp_path), tmp_path / "cmp")[:together]
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("device-side assert")
+
+    for name in ("tidied", "forget"):
+        monkeypatch.setattr(sharing, name, fails)
+    monkeypatch.setattr(loop.Trainer, "_compute", fails)
+    outcomes: list[tuple[Job, Outcome]] = []
+    with pytest.raises(RuntimeError):
+        work_together(jobs, lambda job, outcome: outcomes.append((job, outcome)))
+    assert outcomes == [(jobs[0], Outcome("failed", error="RuntimeError: device-side assert"))]
 
 
 def test_a_run_that_fails_does_not_stop_those_it_shares_with(tmp_path: Path) -> None:

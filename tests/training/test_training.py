@@ -352,9 +352,17 @@ def test_a_tokenizer_that_writes_folders_is_kept_whole(tmp_path: Path) -> None:
     assert tokenizer.saved == 1
 
 
-def test_without_a_c_compiler_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
     assert resolved(TrainConfig(precision="fp32"), "cuda").compile == "off"
-    with pytest.raises(UsageError, match="needs a C compiler, and none is here\nUse --compile off"):
-        resolved(TrainConfig(precision="fp32", compile="loss"), "cuda")
+    for device in ("cuda", "cpu"):
+        with pytest.raises(UsageError, match=r"needs gcc or g\+\+, which is not here\nUse --compile off"):
+            resolved(TrainConfig(precision="fp32", compile="loss"), device)
+    compiler = tmp_path / "gcc"
+    compiler.touch()
+    compiler.chmod(0o755)
+    assert resolved(TrainConfig(precision="fp32"), "cuda").compile == "on"
+    with pytest.raises(UsageError):
+        resolved(TrainConfig(precision="fp32", compile="loss"), "cpu")

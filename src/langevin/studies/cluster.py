@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from langevin.errors import UsageError
-from langevin.studies.work import Job, Outcome, fail, one_line, work
+from langevin.studies.work import Job, Outcome, fail, one_line, tidied, work
 from langevin.studies.workers import TICK, Began, Ended, Tick
+
+
+def _task(job: Job) -> Outcome:
+    outcome = work(job)
+    with suppress(Exception):  # on a broken GPU it fails, and the outcome is worth more
+        tidied(job)
+    return outcome
 
 
 class Cluster:
@@ -36,7 +44,7 @@ class Cluster:
 
     def run(self, jobs: list[Job], began: Began, ended: Ended, tick: Tick) -> None:
         """Make all runs; KeyboardInterrupt ends the tasks, which a second start goes on with."""
-        task = self.ray.remote(**self.needs)(work)
+        task = self.ray.remote(**self.needs)(_task)
         jobs = [replace(job, folder=job.folder.absolute()) for job in jobs]
         pending = {task.remote(job): job for job in jobs}
         waiting = {job.label: job for job in jobs}  # for a node to take them, as far as we can see

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langevin.errors import UsageError
-from langevin.studies.controls import not_controlled, timed_alone
+from langevin.studies.controls import not_controlled
 from langevin.studies.metrics import described
 from langevin.studies.plan import Arm, Plan
 from langevin.studies.statistics import compare_arms, summarise
@@ -175,11 +175,15 @@ def _not_measured(results: dict[str, Any]) -> list[str]:
     sentences = [
         f"{arm} seed {seed} could not be measured at the matched loss." for arm, seed in unmatched(results)
     ]
-    costs = [run["cost"] for arm in results["arms"] for run in arm["runs"] if run["status"] == "done"]
-    if any(cost["tokens_per_second"] is None for cost in costs):
+    shared = [
+        arm
+        for arm in results["arms"]
+        if any(r["status"] == "done" and r["cost"]["tokens_per_second"] is None for r in arm["runs"])
+    ]
+    if shared:
         sentences.append(
             "Runs shared a GPU: speed, memory and decoding time are those of a few steps of each arm alone."
-            if timed_alone(results["arms"])
+            if all(arm.get("alone") for arm in shared)
             else "Runs shared a GPU, so their speed, memory and decoding time are not shown."
         )
     return sentences

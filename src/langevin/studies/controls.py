@@ -140,14 +140,10 @@ def _shared_machine(results: dict[str, Any]) -> list[str]:
     workers = (
         results.get("environment", {}).get("workers") or results.get("settings", {}).get("workers") or 1
     )
-    if workers < 2 or timed_alone(results["arms"]):
+    timed_alone = all(arm.get("alone") for arm in results["arms"] if _done(arm))
+    if workers < 2 or timed_alone:
         return []
     return [f"{workers} runs shared the machine at a time: times, tokens/s and latencies are rough."]
-
-
-def timed_alone(arms: list[dict[str, Any]]) -> bool:
-    """Whether the costs of every arm that has any are those with the device to itself."""
-    return all(arm.get("alone") for arm in arms if _done(arm))
 
 
 def _done(arm: dict[str, Any]) -> list[dict[str, Any]]:

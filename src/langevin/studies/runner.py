@@ -29,7 +29,16 @@ from langevin.studies.display import Display
 from langevin.studies.plan import TUNING_SEED, Plan, settle
 from langevin.studies.report import write_report
 from langevin.studies.sharing import Share, share, worth_compiling
-from langevin.studies.work import EVALUATED, Job, finished, read_json, was_shared, work, write_json
+from langevin.studies.work import (
+    EVALUATED,
+    Job,
+    finished,
+    read_json,
+    tidied,
+    was_shared,
+    work,
+    write_json,
+)
 from langevin.studies.workers import Began, Ended, Tick, Workers
 from langevin.training.start import pick_device, resolved
 
@@ -69,7 +78,9 @@ def compare(
     for sentence in terms.unequal(sizes):
         hint = "" if plan.equalise else "; --equalise makes them equal"
         display.say(sentence + hint, style="yellow")
-    divided = Share() if on == "ray" else divide(plan, sizes, corpus.vocab_size, device, workers)
+    divided = divide(plan, sizes, corpus.vocab_size, device, workers)
+    if on == "ray" and device != "cpu":
+        divided = Share()  # each has a GPU to itself
     at_once = min(divided.at_once, len(plan.arms) * len(plan.seeds))
     about = {
         "data": data_facts(corpus.manifest, plan.settings.data),
@@ -170,7 +181,7 @@ def timing_jobs(jobs: list[Job]) -> list[Job]:
 def spelled_out(plan: Plan, sizes: dict[str, terms.Size], vocab_size: int, device: str) -> Plan:
     """The plan with what `auto` means here; on a GPU, compiled as far as the runs are worth it."""
     settings = plan.settings
-    if settings.compile == "auto" and device.startswith("cuda") and can_compile():
+    if settings.compile == "auto" and device.startswith("cuda") and can_compile(device):
         largest = max(size.flops_per_token for size in sizes.values())
         settings = replace(settings, compile=worth_compiling(plan, largest, vocab_size))
     return replace(plan, settings=resolved(settings, device))
@@ -224,6 +235,7 @@ class Here:
             if outcome.status == "stopped":
                 raise KeyboardInterrupt
             ended(job, outcome)
+            tidied(job)
             tick()
 
 

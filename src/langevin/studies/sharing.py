@@ -112,6 +112,7 @@ def work_together(jobs: list[Job], ended: Callable[[Job, Outcome], None]) -> Non
     """Train several runs in turns of a step each; they are left to be measured by whoever has time."""
     if len(jobs) == 1:
         ended(jobs[0], work(jobs[0]))
+        tidied(jobs[0])  # after it is told: on a broken GPU it fails
         return
     import torch
 
@@ -125,9 +126,11 @@ def work_together(jobs: list[Job], ended: Callable[[Job, Outcome], None]) -> Non
             continue
         try:
             training.add(job)
+            continue
         except Exception as error:
-            forget()
-            ended(job, fail(job, one_line(error)))
+            outcome = fail(job, one_line(error))
+        ended(job, outcome)
+        forget()
     with heeding_signals(training.stop):
         for job, outcome in training.take_turns():
             ended(job, outcome)
@@ -193,8 +196,8 @@ class _Training:
                 outcome = self._turn(job)
                 if outcome is not None:
                     del self.running[job], self.chance[job]
-                    forget()
                     yield job, outcome
+                    forget()
 
     def _turn(self, job: Job) -> Outcome | None:
         """One step of a run; what came of it, if it was the last."""

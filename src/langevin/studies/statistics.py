@@ -185,12 +185,13 @@ def by_seed(arm: dict[str, Any], metric: str, at: str = "best") -> dict[int, flo
 
 
 def cost_of(arm: dict[str, Any], name: str) -> float | None:
-    """A cost of an arm: its own number, the mean over its runs, or what it is with the device to itself."""
+    """A cost of an arm: its own number, what it is with the device to itself, or the mean over its runs."""
     if name in arm:
         return None if arm[name] is None else float(arm[name])
+    if name in (arm.get("alone") or {}):
+        return None if arm["alone"][name] is None else float(arm["alone"][name])
     found = [(run.get("cost") or {}).get(name) for run in arm["runs"] if run["status"] == "done"]
-    own = interval(value for value in found if value is not None).mean
-    return (arm.get("alone") or {}).get(name) if own is None else own
+    return interval(value for value in found if value is not None).mean
 
 
 def summarise(arm: dict[str, Any], metrics: Iterable[str]) -> dict[str, dict[str, Any]]:

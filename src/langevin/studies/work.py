@@ -67,7 +67,7 @@ class Outcome:
 
 
 def work(job: Job) -> Outcome:
-    """Make one run, or go on with it; what happened."""
+    """Make one run, or go on with it; what happened. `tidied` is for afterwards."""
     import torch
 
     from langevin.runs import quiet_transformers
@@ -87,7 +87,6 @@ def work(job: Job) -> Outcome:
         return fail(job, one_line(error))
     finally:
         torch.set_num_threads(threads)
-        tidied(job)
 
 
 def started(job: Job) -> tuple[Any, Any]:
@@ -132,8 +131,10 @@ def _made(job: Job) -> Outcome:
     device = pick_device(job.config.device)
     peak = cost.PeakMemory(device)
     trainer, progress = started(job)
+    begun_at = trainer.state.step
     trainer.run(progress)
-    stopped, used = trainer.stopped_by is not None, peak()
+    stopped = trainer.stopped_by is not None
+    used = peak() if trainer.state.step > begun_at else None
     del trainer, progress  # measuring may need their memory
     forget()
     return Outcome("stopped") if stopped else conclude(job, used)
@@ -148,7 +149,7 @@ def conclude(job: Job, peak_memory: int | None = None) -> Outcome:
     record: dict[str, Any] = {"seed": job.config.seed, "best": best_of(run)}
     if not job.trial:
         record |= measured(run, pick_device(job.config.device), job.test_tokens)
-        if not was_shared(job.folder):
+        if peak_memory is not None and not was_shared(job.folder):
             record["cost"]["peak_memory_bytes"] = peak_memory
     write_json(job.folder / "done.json", record)
     return Outcome("done", record["best"]["valid_loss"])

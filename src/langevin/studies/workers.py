@@ -91,6 +91,8 @@ class Workers:
 
     def _give_out(self, training: deque[list[Job]], measuring: deque[list[Job]], began: Began) -> None:
         while True:
+            if sum(not worker.ready for worker in self.crew) >= self.share.workers:
+                return
             busy = sum(worker.trains for worker in self.crew)
             waiting = training if training and busy < self.share.trainers else measuring
             if not waiting:

@@ -92,10 +92,10 @@ def _go_on(trainer: Trainer, console: Console) -> None:
 def resolved(config: TrainConfig, device: str) -> TrainConfig:
     """The config with what `auto` means on this device spelled out."""
     on_gpu = device.startswith("cuda")
-    if config.compile in ("on", "loss") and not can_compile():
-        raise UsageError("torch.compile needs a C compiler, and none is here", "Use --compile off.")
+    if config.compile in ("on", "loss") and not can_compile(device):
+        raise UsageError("torch.compile needs gcc or g++, which is not here", "Use --compile off.")
     half: Literal["bf16", "fp32"] = "bf16" if on_gpu and torch.cuda.is_bf16_supported(False) else "fp32"
-    whole: Literal["on", "off"] = "on" if on_gpu and can_compile() else "off"
+    whole: Literal["on", "off"] = "on" if on_gpu and can_compile(device) else "off"
     return replace(
         config,
         precision=half if config.precision == "auto" else config.precision,
