@@ -13,6 +13,7 @@ from small_study import plan
 
 from langevin.studies import sharing
 from langevin.studies.folders import gather
+from langevin.studies.measuring import SHARED
 from langevin.studies.plan import Plan
 from langevin.studies.runner import compare, run_jobs, timing_jobs, trial_jobs
 from langevin.studies.sharing import (
@@ -26,7 +27,7 @@ from langevin.studies.sharing import (
     worth_compiling,
 )
 from langevin.studies.statistics import cost_of
-from langevin.studies.work import SHARED, Job, Outcome, finished, read_json, started, work, write_json
+from langevin.studies.work import Job, Outcome, finished, read_json, started, work, write_json
 from langevin.studies.workers import Workers, _Worker
 from langevin.training import loop
 

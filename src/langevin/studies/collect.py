@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from langevin.errors import UsageError
 from langevin.studies.controls import not_controlled
+from langevin.studies.measuring import crossing
 from langevin.studies.metrics import described
 from langevin.studies.plan import Arm, Plan
 from langevin.studies.statistics import compare_arms, summarise
 from langevin.studies.verdict import verdict
-from langevin.studies.work import ALONE, crossing, read_json
+from langevin.studies.work import ALONE, read_json
 
 if TYPE_CHECKING:
     from langevin.studies.terms import Size

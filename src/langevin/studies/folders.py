@@ -15,9 +15,10 @@ from typing import Any
 from langevin.errors import UsageError
 from langevin.runs import Run, load
 from langevin.studies.collect import ENVIRONMENT, collect, complete, data_facts
+from langevin.studies.measuring import best_of, measured
 from langevin.studies.metrics import DEFAULT, chosen, described
 from langevin.studies.plan import FILE, read_plan
-from langevin.studies.work import best_of, measured, read_json
+from langevin.studies.work import read_json
 
 # Settings that do not tell arms apart: the same thing is computed, elsewhere or with other leftovers.
 INCIDENTAL = (

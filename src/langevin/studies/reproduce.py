@@ -23,13 +23,14 @@ from langevin.bench_training import bench_training
 from langevin.errors import UsageError, unknown
 from langevin.studies.claims import in_short, published, published_speeds, published_trends
 from langevin.studies.collect import unmatched
+from langevin.studies.measuring import EVALUATED
 from langevin.studies.plan import FILE, Plan
 from langevin.studies.recipe import Benches, Part, Recipe, recipe, train_config
 from langevin.studies.report.recipe_page import parts_page, speed_page
 from langevin.studies.runner import On, compare
 from langevin.studies.sharing import Share
 from langevin.studies.statistics import by_seed, interval
-from langevin.studies.work import EVALUATED, write_json
+from langevin.studies.work import write_json
 from langevin.studies.workers import Workers
 from langevin.training.start import pick_device
 

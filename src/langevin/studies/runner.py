@@ -26,19 +26,11 @@ from langevin.errors import UsageError
 from langevin.studies import terms
 from langevin.studies.collect import TUNED, collect, data_facts, run_folder, trial_folder, tuned
 from langevin.studies.display import Display
+from langevin.studies.measuring import EVALUATED, was_shared
 from langevin.studies.plan import TUNING_SEED, Plan, settle
 from langevin.studies.report import write_report
 from langevin.studies.sharing import Share, share, worth_compiling
-from langevin.studies.work import (
-    EVALUATED,
-    Job,
-    finished,
-    read_json,
-    tidied,
-    was_shared,
-    work,
-    write_json,
-)
+from langevin.studies.work import Job, finished, read_json, tidied, work, write_json
 from langevin.studies.workers import Began, Ended, Tick, Workers
 from langevin.training.start import pick_device, resolved
 
