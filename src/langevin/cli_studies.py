@@ -12,6 +12,9 @@ from langevin.errors import UsageError
 from langevin.studies.metrics import DEFAULT as METRICS
 from langevin.training.config import TrainConfig
 
+# Options of compare that are fields of its plan as they stand.
+PLANNED = ("settings", "title", "metrics", "primary", "tune", "trials", "equalise", "test_tokens")
+
 
 @dataclass(frozen=True)
 class Compare:
@@ -68,19 +71,8 @@ class Compare:
                 f"{file} has arms or threads that the command line cannot say",
                 "Read it with langevin.studies.plan.read_plan, and give the plan to compare in Python.",
             )
-        return cls(
-            arms=tuple(arm.text for arm in plan.arms),
-            settings=plan.settings,
-            config=file,
-            seeds=seeds_in_words(plan.seeds),
-            tune=plan.tune,
-            trials=plan.trials,
-            equalise=plan.equalise,
-            metrics=plan.metrics,
-            primary=plan.primary,
-            test_tokens=plan.test_tokens,
-            title=plan.title,
-        )
+        arms, seeds = tuple(arm.text for arm in plan.arms), seeds_in_words(plan.seeds)
+        return cls(arms, config=file, seeds=seeds, **{name: getattr(plan, name) for name in PLANNED})
 
     def run(self) -> int:
         from langevin.study_commands import compare_command

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def compare_command(options: Compare) -> int:
+    from langevin.cli_studies import PLANNED
     from langevin.studies.plan import Plan, read_arms
 
     default = type(options.settings)()
@@ -37,18 +38,7 @@ def compare_command(options: Compare) -> int:
     if options.workers is not None and options.workers < 0:
         raise UsageError(f"--workers {options.workers} must be 0 or more")
     arms, seeds = read_arms(options.arms), tuple(read_seeds(options.seeds))
-    plan = Plan(
-        arms,
-        options.settings,
-        seeds,
-        title=options.title,
-        metrics=options.metrics,
-        primary=options.primary,
-        tune=options.tune,
-        trials=options.trials,
-        equalise=options.equalise,
-        test_tokens=options.test_tokens,
-    )
+    plan = Plan(arms, seeds=seeds, **{name: getattr(options, name) for name in PLANNED})
     return run_comparison(plan, options)
 
 
