@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, library
 
 from langevin.mixers.view import View, wide
 
@@ -44,7 +44,7 @@ def attention(
     return out.to(q_BHLD.dtype)
 
 
-@torch.library.custom_op("langevin::band", mutates_args=())
+@library.custom_op("langevin::band", mutates_args=())
 def _band(
     q: Tensor,
     k: Tensor,
@@ -101,7 +101,7 @@ def _(
     return v.new_empty(v.shape), penalty.new_empty(penalty.shape), torch.empty((), dtype=torch.int64)
 
 
-@torch.library.custom_op("langevin::band_backward", mutates_args=())
+@library.custom_op("langevin::band_backward", mutates_args=())
 def _band_backward(
     dout: Tensor,
     out: Tensor,

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -38,7 +38,7 @@ from langevin.models.config import LangevinConfig
 from langevin.models.convert_neighbor import NeighborAttention
 
 
-@torch.library.custom_op("langevin::angles", mutates_args=())
+@library.custom_op("langevin::angles", mutates_args=())
 def angles(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """`rotary`, closed to the compiler: it would work out every cosine again in every layer."""
     return rotary(positions, width, dtype)
