@@ -19,7 +19,7 @@ from small_run import (
 )
 
 from langevin.errors import UsageError, WorkError
-from langevin.runs import load, train
+from langevin.runs import train
 from langevin.training import checkpoint, loop, optim
 
 
@@ -178,21 +178,3 @@ def test_no_pickle_is_in_a_checkpoint(tmp_path: Path) -> None:
     train(small(tmp_path, steps=4), tmp_path / "run", quiet=True)
     names = {p.suffix for p in (tmp_path / "run").rglob("*") if p.is_file()}
     assert names <= {".safetensors", ".json", ".jsonl", ".yaml"}
-
-
-def test_a_checkpoint_without_ranks_gives_its_random_numbers_back(tmp_path: Path) -> None:
-    """As they were written before every process had its own."""
-    config = small(tmp_path)
-    train(config, tmp_path / "whole", quiet=True)
-    train(config, tmp_path / "old", quiet=True)
-    (tmp_path / "old" / "checkpoints" / "step-12" / "manifest.json").unlink()
-    folder = tmp_path / "old" / "checkpoints" / "step-8"
-    random = checkpoint.load_file(folder / "random.safetensors")
-    checkpoint.save_file(
-        {n.removesuffix("-0"): x for n, x in random.items()}, folder / "random.safetensors"
-    )
-    (folder / "manifest.json").unlink()
-    checkpoint._seal(folder)
-    train(config, tmp_path / "old", resume=True, quiet=True)
-    whole, old = (load(tmp_path / name).metrics("valid") for name in ("whole", "old"))
-    assert [row["loss"] for row in old] == [row["loss"] for row in whole]

@@ -36,10 +36,9 @@ TURNS = 2  # fewer runs than this many in turns are not worth it
 WORTH = 1e16  # FLOPs of a comparison from which compiling pays: it takes half a minute or more
 LARGE = 8192  # a vocabulary from which compiling the loss pays: it takes seconds
 MOST = 16  # runs at a time
-END = object()
 PART = 0.6  # of the memory of the GPU, for all runs together
 OTHERS = 3  # processes besides one that trains
-
+END = object()
 
 Compile = Literal["on", "loss", "off"]
 
@@ -152,7 +151,8 @@ class _Chance:
         if device.startswith("cuda"):
             torch.cuda.init()
             index = torch.device(device).index
-            self.generator = torch.cuda.default_generators[index or 0]
+            index = torch.cuda.current_device() if index is None else index
+            self.generator = torch.cuda.default_generators[index]
             self.gpu = self.generator.clone_state()
 
     @contextmanager

@@ -99,11 +99,7 @@ class Workers:
                 return
             if waiting[0][0].timing and not all(worker.ready for worker in self.crew):
                 return  # it wants the device to itself
-            worker = next((w for w in self.crew if w.ready), None)
-            if worker is None:
-                if len(self.crew) >= self.share.workers:
-                    return
-                worker = self._start()
+            worker = next((w for w in self.crew if w.ready), None) or self._start()
             try:
                 worker.line.send(waiting[0])
             except OSError:  # it died while it had nothing to do

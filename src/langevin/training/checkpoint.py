@@ -90,8 +90,8 @@ def load(
         _restore(optimizer, tensors, state.pop(f"optimizer-{i}"))
     random = load_file(path / "random.safetensors")
     held = {name.removesuffix(f"-{rank}"): x for name, x in random.items() if name.endswith(f"-{rank}")}
-    if held or (rank == 0 and "cpu" in random):  # without ranks, as they were written at first
-        set_random_state(held or random)
+    if held:
+        set_random_state(held)
     averaged = path / "average.safetensors"
     return state, load_file(averaged) if averaged.exists() else None
 

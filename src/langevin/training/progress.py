@@ -89,7 +89,7 @@ class Progress:
             row["utilisation"] = rate * self.flops / self.peak / trainer.world.size
             shown += f"  {row['utilisation']:.0%} of peak"
         if trainer.on_gpu:
-            row["peak_memory_bytes"] = torch.cuda.max_memory_reserved(trainer.device)
+            row["peak_memory_bytes"] = torch.cuda.max_memory_allocated(trainer.device)
             shown += f"  {row['peak_memory_bytes'] / 2**30:.1f} GiB"
         self.write(row)
         self.logged_at, self.logged_step = now, state.step
