@@ -180,7 +180,7 @@ def _serve(line: Connection) -> None:
                 os._exit(0)
             line.send(None)  # ready for more: whatever could break has not
         except (EOFError, OSError):
-            os._exit(0)
+            return
 
 
 def _end_with_the_parent() -> None:
