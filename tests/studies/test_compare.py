@@ -98,6 +98,25 @@ def test_another_plan_on_the_same_folder_is_refused_with_the_first_difference(ma
         compare(other, folder, workers=0, quiet=True)
 
 
+@pytest.mark.parametrize("more", [{}, {"tune": "lr", "trials": 2}, {"shape": {"keep_evaluated": True}}])
+def test_seeds_can_be_added_and_the_rest_is_kept(tmp_path, capsys, more):
+    """The results are those of a comparison that had them all from the beginning."""
+    grown, whole = tmp_path / "grown", tmp_path / "whole"
+    compare(plan(tmp_path, seeds=(1,), **more), grown, workers=0, quiet=True)
+    before = {path: path.stat().st_mtime_ns for path in grown.rglob("done.json")}
+    compare(plan(tmp_path, seeds=(0, 1), **more), grown, workers=0, quiet=True)
+    assert before.items() <= {path: path.stat().st_mtime_ns for path in grown.rglob("done.json")}.items()
+    compare(plan(tmp_path, seeds=(0, 1), **more), whole, workers=0, quiet=True)
+    assert timeless(grown) == timeless(whole)
+    assert read_plan(grown / "compare.yaml") == read_plan(whole / "compare.yaml")
+
+
+def test_too_few_seeds_come_with_how_to_get_enough(tmp_path, capsys):
+    arguments = ["compare", "softmax", "ssmax", *flags(tmp_path), "--workers", "0", "--quiet"]
+    assert cli.main([*arguments, "--seeds", "2", "--out", str(tmp_path / "cmp")]) == 0
+    assert "--seeds 0-5 adds the seeds that are missing" in capsys.readouterr().out
+
+
 def test_the_text_may_not_change_under_a_comparison(tmp_path):
     compare(plan(tmp_path, seeds=(0,)), tmp_path / "cmp", workers=0, quiet=True)
     text = tmp_path / "text.txt"

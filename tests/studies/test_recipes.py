@@ -326,6 +326,8 @@ def test_another_plan_in_the_folder_of_a_recipe_is_refused(made):
     _, folder = made("heat-depth-law")
     with pytest.raises(UsageError, match="was planned with seeds"):
         reproduce("heat-depth-law", "smoke", folder, seeds=(7, 8), workers=0, quiet=True)
+    with pytest.raises(UsageError, match="was planned with seeds"):
+        reproduce("heat-depth-law", "smoke", folder, seeds=(0,), workers=0, quiet=True)
 
 
 @pytest.mark.parametrize("name", ["heat-calibration", "speed", "ssmax-text8"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from langevin.studies.measuring import SHARED
 from langevin.studies.plan import Plan
 from langevin.studies.runner import compare, run_jobs, timing_jobs, trial_jobs
 from langevin.studies.sharing import (
+    BEGAN,
     FULL,
     MOST,
     WORTH,
@@ -47,7 +51,7 @@ def test_runs_that_take_turns_are_the_runs_that_do_not(tmp_path: Path) -> None:
     together = [replace(job, shared=True) for job in together]
     outcomes: list[tuple[Job, Outcome]] = []
     work_together(together, lambda job, outcome: outcomes.append((job, outcome)))
-    assert told(outcomes) == {job.label: ["trained"] for job in together}
+    assert told(outcomes) == {job.label: ["began", "trained"] for job in together}
     for job, lone in zip(together, alone, strict=True):
         assert not finished(job)
         assert work(replace(job, trained=True)).status == "done"
@@ -164,9 +168,7 @@ def test_a_trial_that_cannot_be_written_fails_alone(
     monkeypatch.setattr(sharing, "conclude", full)
     outcomes: list[tuple[Job, Outcome]] = []
     work_together(jobs, lambda job, outcome: outcomes.append((job, outcome)))
-    assert {job.label: outcome.status for job, outcome in outcomes} == {
-        job.label: "failed" if job is jobs[1] else "done" for job in jobs
-    }
+    assert told(outcomes) == {job.label: ["began", "failed" if job is jobs[1] else "done"] for job in jobs}
 
 
 def test_a_worker_gets_nothing_more_before_it_is_ready(tmp_path: Path) -> None:
@@ -179,17 +181,19 @@ def test_a_worker_gets_nothing_more_before_it_is_ready(tmp_path: Path) -> None:
     process: Any = None
     crew.crew = [_Worker(process, ours)]
 
-    def turn() -> None:
-        crew._listen(lambda job, outcome: None)
-        crew._give_out(training, measuring, began.append)
+    def turn(*messages: Any) -> None:
+        for message in messages:
+            theirs.send(message)
+            crew._listen(began.append, lambda job, outcome: None, training.append)
+        crew._give_out(training, measuring)
 
-    crew._give_out(training, measuring, began.append)
-    theirs.send((theirs.recv()[0], Outcome("done")))
     turn()
+    assert theirs.recv() == (jobs[:1], 1)
+    turn((jobs[0], BEGAN), (jobs[0], Outcome("done")))
     assert began == jobs[:1]
-    theirs.send(None)
-    turn()
-    assert began == jobs[:2]
+    assert not theirs.poll()
+    turn(None)
+    assert theirs.recv() == (jobs[1:2], 1)
 
 
 def test_hired_workers_keep_to_a_smaller_share(tmp_path: Path) -> None:
@@ -199,7 +203,7 @@ def test_hired_workers_keep_to_a_smaller_share(tmp_path: Path) -> None:
     crew = Workers(Share(1), threads=1)
     pipes = [multiprocessing.Pipe() for _ in range(3)]
     crew.crew = [_Worker(process, ours) for ours, _ in pipes]
-    crew._give_out(training, measuring, lambda job: None)
+    crew._give_out(training, measuring)
     assert len(measuring) == len(jobs) - 1
 
 
@@ -219,7 +223,8 @@ def test_the_cause_of_a_failure_is_told_before_the_gpu_is_tidied(
     outcomes: list[tuple[Job, Outcome]] = []
     with pytest.raises(RuntimeError):
         work_together(jobs, lambda job, outcome: outcomes.append((job, outcome)))
-    assert outcomes == [(jobs[0], Outcome("failed", error="RuntimeError: device-side assert"))]
+    failed = Outcome("failed", error="RuntimeError: device-side assert")
+    assert outcomes == [*((job, BEGAN) for job in jobs), (jobs[0], failed)]
 
 
 def test_a_run_that_fails_does_not_stop_those_it_shares_with(tmp_path: Path) -> None:
@@ -228,10 +233,7 @@ def test_a_run_that_fails_does_not_stop_those_it_shares_with(tmp_path: Path) -> 
     broken = replace(jobs[0], config=replace(jobs[0].config, lr=1e30, clip=1e30, max_bad_steps=1))
     outcomes: list[tuple[Job, Outcome]] = []
     work_together([broken, jobs[1]], lambda job, outcome: outcomes.append((job, outcome)))
-    assert {job.label: outcome.status for job, outcome in outcomes} == {
-        jobs[0].label: "failed",
-        jobs[1].label: "trained",
-    }
+    assert told(outcomes) == {jobs[0].label: ["began", "failed"], jobs[1].label: ["began", "trained"]}
 
 
 def six(folder: Path, **shape: str) -> Plan:
@@ -271,12 +273,76 @@ def test_short_runs_are_not_compiled(tmp_path: Path) -> None:
 
 
 def test_jobs_that_go_together(tmp_path: Path) -> None:
-    jobs = run_jobs(plan(tmp_path, "softmax", "ssmax", seeds=(0, 1, 2)), tmp_path)
-    found = bundles(jobs, Share(2, 2, 2, by_arm=True))
-    assert [len(same) for same in found] == [2, 1, 2, 1]
-    for same in found:
-        assert len({job.config.mixer for job in same}) == 1
-    assert sorted(j.label for same in found for j in same) == sorted(j.label for j in jobs)
-    assert [len(same) for same in bundles(jobs, Share(3, 1, 4))] == [3, 3]
-    assert [len(same) for same in bundles(jobs, Share(2, 2))] == [1] * 6
+    both = plan(tmp_path, "softmax", "ssmax", seeds=(0, 1, 2), tune="lr", trials=3)
+    for jobs in (run_jobs(both, tmp_path), trial_jobs(both, tmp_path)):
+        found = bundles(jobs, Share(2, 2, 2, by_arm=True))  # each compiles once
+        assert [{job.config.mixer for job in same} for same in found] == [{"softmax"}, {"ssmax"}]
+        assert sorted(j.label for same in found for j in same) == sorted(j.label for j in jobs)
+        assert bundles(jobs, Share(3, 1, 4)) == [jobs]
+        assert bundles(jobs, Share(2, 2)) == [[job] for job in jobs]
     assert bundles([], Share(2, 1, 4)) == []
+
+
+def test_a_run_begins_when_another_has_ended(tmp_path: Path) -> None:
+    jobs = run_jobs(plan(tmp_path, seeds=(0, 1)), tmp_path / "cmp")
+    running: list[Job] = []
+    most = 0
+
+    def tell(job: Job, outcome: Outcome) -> None:
+        nonlocal most
+        if outcome == BEGAN:
+            running.append(job)
+            most = max(most, len(running))
+        else:
+            assert outcome.status == "trained"
+            running.remove(job)
+
+    work_together(jobs, tell, at_once=2)
+    assert most == 2
+    assert not running
+    assert [work(replace(job, trained=True)).status for job in jobs] == ["done"] * 4
+
+
+def test_a_run_that_waits_does_not_begin_once_all_are_asked_to_stop(tmp_path: Path) -> None:
+    jobs = run_jobs(plan(tmp_path, seeds=(0, 1)), tmp_path / "cmp")
+    outcomes: list[tuple[Job, Outcome]] = []
+
+    def tell(job: Job, outcome: Outcome) -> None:
+        outcomes.append((job, outcome))
+        if job is jobs[2]:
+            signal.raise_signal(signal.SIGTERM)
+
+    work_together(jobs, tell, at_once=2)
+    assert told(outcomes) == {
+        job.label: ["began", "trained" if job in jobs[:2] else "stopped"] for job in jobs
+    }
+    assert [job.folder.exists() for job in jobs] == [True, True, False, False]
+
+
+def test_what_a_dead_worker_had_not_begun_is_made_by_another(tmp_path: Path) -> None:
+    jobs = run_jobs(plan(tmp_path, seeds=(0, 1)), tmp_path / "cmp")
+    ended: dict[str, Outcome] = {}
+    with Workers(Share(2, 1, 2, shared=True), threads=1) as crew:
+
+        def begin(job: Job) -> None:
+            if job.folder == jobs[0].folder:
+                at_work = next(worker for worker in crew.crew if worker.trains)
+                os.kill(at_work.process.pid or 0, signal.SIGKILL)
+
+        crew.run(jobs, begin, lambda job, outcome: ended.update({job.label: outcome}), lambda: None)
+    assert ended[jobs[0].label].status == "failed"
+    assert [ended[job.label].status for job in jobs[2:]] == ["done", "done"]
+
+
+def test_a_worker_that_dies_before_it_begins_is_not_replaced_for_ever(tmp_path: Path) -> None:
+    jobs = run_jobs(plan(tmp_path), tmp_path / "cmp")
+    training, began, ended = deque[list[Job]](), list[Job](), list[tuple[Job, Outcome]]()
+    ours, theirs = multiprocessing.Pipe()
+    theirs.close()
+    crew = Workers(Share(1), threads=1)
+    process: Any = SimpleNamespace(join=lambda: None, exitcode=-9)
+    crew.crew = [_Worker(process, ours, list(jobs), ready=False)]
+    crew._listen(began.append, lambda job, outcome: ended.append((job, outcome)), training.append)
+    assert began == jobs[:1]
+    assert [(job, outcome.status) for job, outcome in ended] == [(jobs[0], "failed")]
+    assert list(training) == [jobs[1:]]

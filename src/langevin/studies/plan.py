@@ -173,37 +173,53 @@ def _check_arms(arms: tuple[Arm, ...]) -> None:
 
 
 def settle(plan: Plan, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Write the plan and facts about it into the folder, or see that it is the plan that is there.
+    """Write the plan and facts about it into the folder, or see that it is the plan that is there; seeds
+    may have been added to it.
 
-    Returns the facts that were written when the comparison began.
+    Returns the facts that were written with the plan.
     """
+    now = {**plan.as_dict(), "data": about["data"]}
+    before = begun(folder)
+    if before is not None:
+        there = {key: before.get(key) for key in now}
+        added = _added(there["seeds"], now["seeds"])
+        found = difference(there | {"seeds": now["seeds"]} if added else there, now)
+        if found is not None:
+            where, old, new = found
+            raise UsageError(
+                f"{folder} was planned with {where}={old!r}, not {new!r}",
+                "Give the same command to go on with it, more seeds to add them, or another --out.",
+            )
+        if not added:
+            return {key: before.get(key) for key in about}
+    temporary = folder / f".{FILE}.writing"
+    temporary.write_text(yaml.safe_dump({**now, **about}, sort_keys=False, allow_unicode=True))
+    os.replace(temporary, folder / FILE)
+    return about
+
+
+def begun(folder: Path) -> dict[str, Any] | None:
+    """What stands in the compare.yaml of a folder; None where a comparison may begin."""
     path = folder / FILE
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", "Choose another --out.")
-    now = {**plan.as_dict(), "data": about["data"]}
     if not path.exists():
         others = [p.name for p in folder.iterdir() if not p.name.startswith(".")] if folder.exists() else []
         if others:
             raise UsageError(f"{folder} holds something else ({others[0]})", "Choose another --out.")
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{FILE}.writing"
-        temporary.write_text(yaml.safe_dump({**now, **about}, sort_keys=False, allow_unicode=True))
-        os.replace(temporary, path)
-        return about
+        return None
     try:
-        before = yaml.safe_load(path.read_text())
+        values = yaml.safe_load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(f"{path} cannot be read", "Choose another --out.") from error
-    if not isinstance(before, dict):
+    if not isinstance(values, dict):
         raise UsageError(f"{path} is not a plan", "Choose another --out.")
-    found = difference({key: before.get(key) for key in now}, now)
-    if found is not None:
-        where, old, new = found
-        raise UsageError(
-            f"{folder} was planned with {where}={old!r}, not {new!r}",
-            "Give the same command to go on with it, or another --out.",
-        )
-    return {key: before.get(key) for key in about}
+    return values
+
+
+def _added(before: Any, now: list[int]) -> bool:
+    """Whether all the seeds of before are there now, and others."""
+    return isinstance(before, list) and len(now) > len(before) and all(seed in now for seed in before)
 
 
 def read_plan(path: Path) -> tuple[Plan, dict[str, Any]]:

@@ -3,7 +3,7 @@
     results = compare(plan, Path("runs/cmp"))
 
 It may be stopped or killed at any point: the same call on the same folder goes on, and ends with the same
-results but for times.
+results but for times. The same call with more seeds adds them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from langevin.studies import terms
 from langevin.studies.collect import TUNED, collect, data_facts, run_folder, trial_folder, tuned
 from langevin.studies.display import Display
 from langevin.studies.measuring import EVALUATED, was_shared
-from langevin.studies.plan import TUNING_SEED, Plan, settle
+from langevin.studies.plan import TUNING_SEED, Plan, begun, settle
 from langevin.studies.report import write_report
 from langevin.studies.sharing import Share, share, worth_compiling
 from langevin.studies.work import Job, finished, read_json, tidied, work, write_json
@@ -65,7 +65,7 @@ def compare(
     if plan.equalise:
         plan = terms.equalised(plan, corpus.vocab_size)
     sizes = terms.sizes(plan, corpus.vocab_size)
-    plan = spelled_out(plan, sizes, corpus.vocab_size, device)
+    plan = spelled_out(plan, sizes, corpus.vocab_size, device, begun(folder))
     display = Display(quiet)
     for sentence in terms.unequal(sizes):
         hint = "" if plan.equalise else "; --equalise makes them equal"
@@ -79,14 +79,15 @@ def compare(
         "commands": [plan.command()],
         "workers": at_once,
     }
-    about = settle(plan, folder, about)
-    if divided.shared:
-        display.say(f"up to {at_once} runs at a time share the GPU")
-    with _alone(folder), _interruptible(), crew(divided, plan, device, on, hired) as chosen:
-        try:
-            _make(plan, folder, chosen, display)
-        finally:
-            display.stop()
+    with _alone(folder):
+        about = settle(plan, folder, about)
+        if divided.shared:
+            display.say(f"up to {at_once} runs at a time share the GPU")
+        with _interruptible(), crew(divided, plan, device, on, hired) as chosen:
+            try:
+                _make(plan, folder, chosen, display)
+            finally:
+                display.stop()
     results = collect(plan, folder, about, sizes)
     results = finish(results) if finish else results
     write_report(results, folder)
@@ -170,9 +171,14 @@ def timing_jobs(jobs: list[Job]) -> list[Job]:
     return [replace(job, label=f"{job.label} alone", timing=True) for job in first.values()]
 
 
-def spelled_out(plan: Plan, sizes: dict[str, terms.Size], vocab_size: int, device: str) -> Plan:
-    """The plan with what `auto` means here; on a GPU, compiled as far as the runs are worth it."""
+def spelled_out(
+    plan: Plan, sizes: dict[str, terms.Size], vocab_size: int, device: str, before: dict[str, Any] | None
+) -> Plan:
+    """The plan with what `auto` means here; on a GPU, compiled as far as the runs are worth it, or as they
+    were before, where seeds are added."""
     settings = plan.settings
+    if settings.compile == "auto" and before is not None and isinstance(before.get("settings"), dict):
+        settings = replace(settings, compile=before["settings"].get("compile", "auto"))
     if settings.compile == "auto" and device.startswith("cuda") and can_compile(device):
         largest = max(size.flops_per_token for size in sizes.values())
         settings = replace(settings, compile=worth_compiling(plan, largest, vocab_size))
@@ -234,6 +240,7 @@ class Here:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Two comparisons in one folder would write over each other."""
+    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")
     try:
         lock.acquire(timeout=0)

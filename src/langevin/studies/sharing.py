@@ -4,13 +4,14 @@ Small runs take turns in one process: each has its own stream, its steps are rep
 waits for, and so the kernels of several are on the GPU at a time, which those of several processes are not.
 Other processes measure what is trained. Larger ones have a process each, so that the host's part of one
 goes on beside the GPU's of another. Compiled arms have processes of their own too, so that they compile at
-the same time; their seeds take turns, and share what was compiled.
+the same time; their seeds take turns, or come one after another, and share what was compiled.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,8 +40,10 @@ MOST = 16  # runs at a time
 PART = 0.6  # of the memory of the GPU, for all runs together
 OTHERS = 3  # processes besides one that trains
 END = object()
+BEGAN = Outcome("began")
 
 Compile = Literal["on", "loss", "off"]
+Told = Callable[[Job, Outcome], None]
 
 
 @dataclass(frozen=True)
@@ -96,21 +99,22 @@ def worth_compiling(plan: Plan, flops_per_token: float, vocab_size: int) -> Comp
 
 
 def bundles(jobs: list[Job], share: Share) -> list[list[Job]]:
-    """The jobs that take turns, as evenly as they divide."""
+    """The jobs that one process is given at a time: one, all of an arm, or all."""
+    if share.runs == 1 and not share.by_arm:
+        return [[job] for job in jobs]
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
-        groups.setdefault(replace(job.config, seed=0) if share.by_arm else None, []).append(job)
-    parts = []
-    for group in groups.values():
-        size = math.ceil(len(group) / math.ceil(len(group) / share.runs))
-        parts += [group[i : i + size] for i in range(0, len(group), size)]
-    return parts
+        compiled_as = replace(job.config, seed=0, lr=1.0) if share.by_arm else None
+        groups.setdefault(compiled_as, []).append(job)
+    return list(groups.values())
 
 
-def work_together(jobs: list[Job], ended: Callable[[Job, Outcome], None]) -> None:
-    """Train several runs in turns of a step each; they are left to be measured by whoever has time."""
+def work_together(jobs: list[Job], told: Told, at_once: int = MOST) -> None:
+    """Train several runs in turns of a step each, so many at a time; they are left to be measured by
+    whoever has time. What is told: that a run begins, and what came of it."""
     if len(jobs) == 1:
-        ended(jobs[0], work(jobs[0]))
+        told(jobs[0], BEGAN)
+        told(jobs[0], work(jobs[0]))
         tidied(jobs[0])  # after it is told: on a broken GPU it fails
         return
     import torch
@@ -119,20 +123,9 @@ def work_together(jobs: list[Job], ended: Callable[[Job, Outcome], None]) -> Non
 
     torch.set_num_threads(jobs[0].threads)
     training = _Training()
-    for job in jobs:
-        if finished(job):
-            ended(job, Outcome("done"))
-            continue
-        try:
-            training.add(job)
-            continue
-        except Exception as error:
-            outcome = fail(job, one_line(error))
-        ended(job, outcome)
-        forget()
     with heeding_signals(training.stop):
-        for job, outcome in training.take_turns():
-            ended(job, outcome)
+        for job, outcome in training.take_turns(jobs, at_once):
+            told(job, outcome)
     tidied(jobs[0])
 
 
@@ -180,24 +173,45 @@ class _Training:
     def __init__(self) -> None:
         self.running: dict[Job, tuple[Any, Iterator[None]]] = {}
         self.chance: dict[Job, _Chance] = {}
+        self.asked = False  # to stop
 
-    def add(self, job: Job) -> None:
-        from langevin.training.start import pick_device
-
-        self.chance[job] = _Chance(pick_device(job.config.device))
-        with self.chance[job].ours():
-            trainer, progress = started(job)
-        self.running[job] = (trainer, trainer.steps(progress))
-
-    def take_turns(self) -> Iterator[tuple[Job, Outcome]]:
-        """Train all to their ends, each with random numbers of its own; gives each when it ends."""
-        while self.running:
+    def take_turns(self, jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]]:
+        """Train all to their ends, each with random numbers of its own; gives each when it begins, which
+        the next does when one has ended, and when it ends."""
+        waiting = deque(jobs)
+        while self.running or waiting:
+            while waiting and (self.asked or len(self.running) < at_once):
+                job = waiting.popleft()
+                yield job, BEGAN
+                outcome = self._begin(job)
+                if outcome is not None:
+                    yield job, outcome
+                    forget()
             for job in list(self.running):
                 outcome = self._turn(job)
                 if outcome is not None:
                     del self.running[job], self.chance[job]
                     yield job, outcome
                     forget()
+
+    def _begin(self, job: Job) -> Outcome | None:
+        """Get a run ready; what came of it, if it does not train."""
+        from langevin.training.start import pick_device
+
+        if finished(job):
+            return Outcome("done")
+        if self.asked:
+            return Outcome("stopped")
+        try:
+            chance = _Chance(pick_device(job.config.device))
+            with chance.ours():
+                trainer, progress = started(job)
+        except Exception as error:
+            return fail(job, one_line(error))
+        if self.asked:  # meanwhile
+            return Outcome("stopped")
+        self.chance[job], self.running[job] = chance, (trainer, trainer.steps(progress))
+        return None
 
     def _turn(self, job: Job) -> Outcome | None:
         """One step of a run; what came of it, if it was the last."""
@@ -214,6 +228,7 @@ class _Training:
             return fail(job, one_line(error))
 
     def stop(self, signal: int) -> None:
-        """Every run saves after the step in hand."""
+        """Every run saves after the step in hand, and none begins."""
+        self.asked = True
         for trainer, _ in self.running.values():
             trainer.ask(signal)

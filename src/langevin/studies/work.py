@@ -56,7 +56,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    status: Literal["done", "trained", "failed", "stopped"]
+    status: Literal["began", "trained", "done", "failed", "stopped"]
     valid_loss: float | None = None
     error: str | None = None
 

@@ -2,8 +2,8 @@
 
 Where runs share a GPU, some processes train and the others measure what is trained.
 
-A worker that dies takes with it what it was at, a run or several in turns, and is replaced. Workers end
-with the process that started them, however it ends.
+A worker that dies takes with it what it was at, a run or several in turns, and is replaced; what it had not
+begun is given to another. Workers end with the process that started them, however it ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
-from langevin.studies.sharing import Share, bundles, work_together
+from langevin.studies.sharing import BEGAN, Share, bundles, work_together
 from langevin.studies.work import Job, Outcome, fail
 
 TICK = 0.5  # seconds between looks at the running runs
@@ -39,6 +39,7 @@ class _Worker:
     process: BaseProcess
     line: Connection
     jobs: list[Job] = field(default_factory=list)
+    begun: list[Job] = field(default_factory=list)  # of them
     ready: bool = True  # for more
 
     @property
@@ -82,14 +83,14 @@ class Workers:
             if self.share.trainers < self.share.workers:  # those that measure get ready meanwhile
                 self._start_all(min(self.share.workers, len(jobs)))
             while training or measuring or any(worker.jobs for worker in self.crew):
-                self._give_out(training, measuring, began)
-                self._listen(settle)
+                self._give_out(training, measuring)
+                self._listen(began, settle, training.appendleft)
                 tick()
         except KeyboardInterrupt:
             self._stop()
             raise
 
-    def _give_out(self, training: deque[list[Job]], measuring: deque[list[Job]], began: Began) -> None:
+    def _give_out(self, training: deque[list[Job]], measuring: deque[list[Job]]) -> None:
         while True:
             if sum(not worker.ready for worker in self.crew) >= self.share.workers:
                 return
@@ -101,16 +102,18 @@ class Workers:
                 return  # it wants the device to itself
             worker = next((w for w in self.crew if w.ready), None) or self._start()
             try:
-                worker.line.send(waiting[0])
+                worker.line.send((waiting[0], self.share.runs))
             except OSError:  # it died while it had nothing to do
                 self.crew.remove(worker)
                 continue
             worker.jobs, worker.ready = list(waiting.popleft()), False
-            for job in worker.jobs:
-                if not job.trained:
-                    began(job)
 
-    def _listen(self, ended: Ended) -> None:
+    def _listen(self, began: Began, ended: Ended, again: Callable[[list[Job]], None]) -> None:
+        def begins(worker: _Worker, job: Job) -> None:
+            worker.begun.append(job)
+            if not job.trained:
+                began(job)
+
         busy = {worker.line: worker for worker in self.crew if not worker.ready}
         for line in wait(list(busy), TICK):
             worker = busy[line]  # type: ignore[index]
@@ -119,15 +122,24 @@ class Workers:
             except (EOFError, OSError):
                 worker.process.join()
                 self.crew.remove(worker)
-                for job in worker.jobs:
+                if worker.jobs and not worker.begun:  # or it would be tried for ever
+                    begins(worker, worker.jobs[0])
+                for job in worker.begun:
                     ended(job, fail(job, _death(worker.process.exitcode)))
+                left = [job for job in worker.jobs if job not in worker.begun]
+                if left:
+                    again(left)
                 continue
             if told is None:
                 worker.ready = True
                 continue
             job, outcome = told
-            worker.jobs.remove(job)
-            ended(job, outcome)
+            if outcome == BEGAN:
+                begins(worker, job)
+            else:
+                worker.jobs.remove(job)
+                worker.begun.remove(job)
+                ended(job, outcome)
 
     def _start_all(self, count: int) -> None:
         while len(self.crew) < count:
@@ -175,7 +187,8 @@ def _serve(line: Connection) -> None:
     importlib.import_module("langevin.training.start")
     while True:
         try:
-            work_together(line.recv(), tell)
+            jobs, at_once = line.recv()
+            work_together(jobs, tell, at_once)
             if stopped:
                 os._exit(0)
             line.send(None)  # ready for more: whatever could break has not
