@@ -42,15 +42,15 @@ def losses(config: TrainConfig, folder: Path) -> list[float]:
 
 
 def turns_change_nothing(folder: Path, tell: Callable[[str, bool, object], None]) -> None:
-    """Runs with dropout that take turns are those that have the GPU to themselves."""
+    """Runs with dropout that take turns, two at a time, are those that have the GPU to themselves."""
     base = resolved(replace(SMALL, dropout=0.2, lr=5e-3, eval_every=10), "cuda")
     jobs = [
         Job(f"{mixer} seed {seed}", folder / "turns" / f"{mixer}-{seed}", config, 2048, 1)
         for mixer in ("softmax", "sigmoid")
         for seed in (0, 1)
-        for config in [replace(base, mixer=mixer, seed=seed)]
+        for config in [replace(base, mixer=mixer, seed=seed, steps=40 + 20 * seed)]
     ]
-    work_together(jobs, lambda job, outcome: None)
+    work_together(jobs, lambda job, outcome: None, at_once=2)
     for job in jobs:
         turns = [row["loss"] for row in load(job.folder).metrics("valid")]
         alone = losses(job.config, folder / "alone" / job.folder.name)
