@@ -31,7 +31,7 @@ from langevin.studies.sharing import (
     worth_compiling,
 )
 from langevin.studies.statistics import cost_of
-from langevin.studies.work import Job, Outcome, finished, read_json, started, work, write_json
+from langevin.studies.work import DECODING, Job, Outcome, finished, read_json, started, work, write_json
 from langevin.studies.workers import Workers, _Worker
 from langevin.training import loop
 
@@ -128,14 +128,21 @@ def test_arms_are_timed_alone_after_runs_that_shared(tmp_path: Path) -> None:
     """Also where the comparison goes on in another way than it began."""
     one = shared_study(tmp_path)
     jobs = timing_jobs(run_jobs(one, tmp_path / "cmp"))
-    assert [job.folder.parent.name for job in jobs] == ["softmax", "ssmax"]
+    assert [job.folder.parent.name for job in jobs if job.timing] == ["softmax", "ssmax"]
+    assert [[folder.parent.name for folder in job.decoding] for job in jobs] == [
+        [],
+        [],
+        ["softmax", "ssmax"],
+    ]
     assert not any(map(finished, jobs))
     results = compare(one, tmp_path / "cmp", workers=0, quiet=True)
     assert all(map(finished, jobs))
     for arm in results["arms"]:
         assert arm["runs"][0]["cost"]["tokens_per_second"] is None
         assert cost_of(arm, "tokens_per_second") == arm["alone"]["tokens_per_second"] > 0
-        assert cost_of(arm, "decode_ms_per_token") > 0
+        assert (
+            cost_of(arm, "decode_ms_per_token") == read_json(tmp_path / "cmp" / DECODING)[arm["name"]] > 0
+        )
     assert any("each arm alone" in sentence for sentence in results["not_controlled"])
     (tmp_path / "cmp" / "ssmax" / "alone.json").unlink()  # an arm that failed altogether has none
     (tmp_path / "cmp" / "ssmax" / "seed-0" / "done.json").unlink()

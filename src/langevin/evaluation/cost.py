@@ -76,6 +76,13 @@ def decode_ms(model: Any, context: int, steps: int = STEPS) -> float:
     return 1000 * statistics.median(times[warmup:])
 
 
+def decode_ms_in_turns(models: dict[str, Any], context: int, rounds: int = 5) -> dict[str, float]:
+    """Milliseconds a token of several models, timed in turns: the best of each, for what disturbs a host
+    only adds, and for seconds on end."""
+    times = [{name: decode_ms(model, context) for name, model in models.items()} for _ in range(rounds)]
+    return {name: min(turn[name] for turn in times) for name in models}
+
+
 class PeakMemory:
     """The most bytes that tensors take from here on, beyond what was held before; known on CUDA only.
 

@@ -19,7 +19,7 @@ from langevin.studies.metrics import described
 from langevin.studies.plan import Arm, Plan
 from langevin.studies.statistics import compare_arms, summarise
 from langevin.studies.verdict import verdict
-from langevin.studies.work import ALONE, read_json
+from langevin.studies.work import ALONE, DECODING, read_json
 
 if TYPE_CHECKING:
     from langevin.studies.terms import Size
@@ -68,10 +68,13 @@ def collect(plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Si
     if plan.tune:
         plan, trials = tuned(plan, folder)
     arms = []
+    decoding = read_json(folder / DECODING) or {}
     for arm in plan.arms:
         runs = [_record(run_folder(folder, arm, seed), seed, folder) for seed in plan.seeds]
         models = [run.pop("model", None) for run in runs]
         alone = read_json(folder / arm.slug / ALONE)
+        if alone:
+            alone["decode_ms_per_token"] = decoding.get(arm.slug)
         state = next((model["state_bytes"] for model in models if model), None)
         arms.append(
             {

@@ -25,7 +25,10 @@ FILE = "compare.yaml"
 TUNING_SEED = 1000  # of the learning-rate trials: no run of the comparison should have it
 BUDGET = 10_000_000  # tokens, where neither tokens nor steps are given, as in training
 LONGEST_NAME = 80  # of a folder
-OURS = (FILE, "tuned.json", "report.html", "results.json", "results.csv", "summary.csv", "table.tex")
+OURS = (
+    *(FILE, "tuned.json", "decoding.json", "report.html", "results.json", "results.csv", "summary.csv"),
+    "table.tex",
+)
 
 
 @dataclass(frozen=True)

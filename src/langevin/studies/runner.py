@@ -163,12 +163,16 @@ def matching_jobs(plan: Plan, jobs: list[Job]) -> list[Job]:
 
 
 def timing_jobs(jobs: list[Job]) -> list[Job]:
-    """A finished run of each arm that shared its GPU, as a pattern."""
+    """A finished run of each arm that shared its GPU, as a pattern; and decoding by one of each arm."""
     first: dict[Path, Job] = {}
     for job in jobs:
         if finished(job) and was_shared(job.folder):
             first.setdefault(job.folder.parent, job)
-    return [replace(job, label=f"{job.label} alone", timing=True) for job in first.values()]
+    found = [replace(job, label=f"{job.label} alone", timing=True) for job in first.values()]
+    if found and found[0].config.context > 1:
+        runs = tuple(job.folder for job in first.values())
+        found.append(replace(next(iter(first.values())), label="decoding in turns", decoding=runs))
+    return found
 
 
 def spelled_out(

@@ -17,14 +17,15 @@ from langevin.errors import UsageError
 from langevin.studies.measuring import SHARED, best_of, measured, measured_at, was_shared
 from langevin.training.config import TrainConfig
 
-ALONE = "alone.json"  # of an arm: what it costs with the device to itself
+ALONE = "alone.json"  # of an arm: what it costs to train with the device to itself
+DECODING = "decoding.json"  # of a comparison: what a token costs each arm
 
 
 @dataclass(frozen=True)
 class Job:
     """One run to be made: a run of the comparison, a trial of a learning rate, or more about a finished
     run: with `at_loss`, its measurement at a validation loss that it had on its way; with `timing`, what
-    one like it costs with the device to itself."""
+    one like it costs with the device to itself; with `decoding`, what a token costs those runs in turns."""
 
     label: str
     folder: Path
@@ -34,16 +35,29 @@ class Job:
     trial: bool = False
     at_loss: float | None = None
     timing: bool = False
+    decoding: tuple[Path, ...] = ()  # a run of every arm
     shared: bool = False  # with other runs on its GPU
     trained: bool = False  # already: only the measuring is left
 
     @property
+    def alone(self) -> bool:
+        """Whether it wants the device to itself."""
+        return self.timing or bool(self.decoding)
+
+    @property
+    def later(self) -> bool:
+        """Whether it is about a run that is finished."""
+        return self.alone or self.at_loss is not None
+
+    @property
     def trains(self) -> bool:
-        return self.at_loss is None and not self.timing and not self.trained
+        return not self.later and not self.trained
 
     @property
     def record(self) -> Path:
         """The file that says the job is done."""
+        if self.decoding:
+            return self.folder.parent.parent / DECODING
         if self.timing:
             return self.folder.parent / ALONE
         return self.folder / ("done.json" if self.at_loss is None else "matched.json")
@@ -75,6 +89,8 @@ def work(job: Job) -> Outcome:
     try:
         if job.at_loss is not None:
             return _matched(job, job.at_loss)
+        if job.decoding:
+            return _decoded(job)
         if job.timing:
             return _timed(job)
         return conclude(job) if job.trained else _made(job)
@@ -162,29 +178,41 @@ def _matched(job: Job, loss: float) -> Outcome:
 def _timed(job: Job) -> Outcome:
     from langevin.bench_training import alone
     from langevin.data import prepare
-    from langevin.evaluation import cost
+    from langevin.training.start import pick_device
+
+    config = job.config
+    corpus = prepare(config.data, tokenizer=config.tokenizer, progress=False)
+    tokens = len(corpus.tokens("train"))
+    tokens = min(tokens, config.train_tokens or tokens)
+    write_json(job.record, alone(config, corpus.vocab_size, tokens, pick_device(config.device)))
+    return Outcome("done")
+
+
+def _decoded(job: Job) -> Outcome:
+    from langevin.evaluation.cost import decode_ms_in_turns
     from langevin.runs import load
     from langevin.training.start import pick_device
 
-    run, device = load(job.folder), pick_device(job.config.device)
-    model, corpus = run.model, prepare(run.config.data, tokenizer=run.config.tokenizer, progress=False)
-    tokens = len(corpus.tokens("train"))
-    tokens = min(tokens, job.config.train_tokens or tokens)
-    found: dict[str, float | None] = {**alone(job.config, corpus.vocab_size, tokens, device)}
-    found["decode_ms_per_token"] = cost.measure(model.to(device), job.config.context).decode_ms_per_token
-    write_json(job.record, found)
+    device = pick_device(job.config.device)
+    models = {folder.parent.name: load(folder).model.to(device) for folder in job.decoding}
+    write_json(job.record, decode_ms_in_turns(models, job.config.context))
     return Outcome("done")
 
 
 def finished(job: Job) -> bool:
-    """Whether the record of the job is there; at a matched loss, of that very loss."""
+    """Whether the record of the job is there; at a matched loss, of that very loss; of decoding, with all
+    arms."""
     record = read_json(job.record)
-    return record is not None and (job.at_loss is None or record.get("loss") == job.at_loss)
+    if record is None:
+        return False
+    if job.decoding:
+        return record.keys() == {folder.parent.name for folder in job.decoding}
+    return job.at_loss is None or record.get("loss") == job.at_loss
 
 
 def fail(job: Job, error: str) -> Outcome:
     """Write down that a run failed, in one line; what is more about a finished one is only missing then."""
-    if job.at_loss is not None or job.timing:
+    if job.later:
         return Outcome("failed", error=error)
     job.folder.mkdir(parents=True, exist_ok=True)
     write_json(job.folder / "failed.json", {"seed": job.config.seed, "error": error})

@@ -98,8 +98,8 @@ class Workers:
             waiting = training if training and busy < self.share.trainers else measuring
             if not waiting:
                 return
-            if waiting[0][0].timing and not all(worker.ready for worker in self.crew):
-                return  # it wants the device to itself
+            if waiting[0][0].alone and not all(worker.ready for worker in self.crew):
+                return
             worker = next((w for w in self.crew if w.ready), None) or self._start()
             try:
                 worker.line.send((waiting[0], self.share.runs))
