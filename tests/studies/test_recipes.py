@@ -164,6 +164,26 @@ def test_a_claimed_difference_is_answered_by_the_paired_test(ours, expect, held)
         assert "p = 0.031" in row["sentence"]
 
 
+@pytest.mark.parametrize(
+    ("expect", "size", "held", "said"),
+    [
+        ("lower", 0.0, "cannot tell", "allows either direction"),
+        ("lower", 0.5, "no", "excludes the published −50.0 %"),
+        ("higher", 0.5, "no", "excludes the published +50.0 %"),
+        ("higher", 0.001, "cannot tell", "does not exclude the published +0.1 %"),
+        ("lower", 0.001, "cannot tell", "does not exclude the published −0.1 %"),
+    ],
+)
+def test_where_no_difference_is_found_the_interval_is_held_against_the_published_size(
+    expect, size, held, said
+):
+    test = Difference("nll", "ssmax", expect, size=size)
+    row = judged(test, results_of(arm("softmax", LOW), arm("ssmax", MIXED)))
+    assert row["held"] == held
+    assert "no difference in test loss was found" in row["sentence"]
+    assert said in row["sentence"]
+
+
 @pytest.mark.parametrize(("expect", "points"), [("lower", "for"), ("higher", "against")])
 def test_under_six_seeds_no_claim_is_judged_but_what_was_seen_is_said(expect, points):
     results = results_of(arm("softmax", HIGH[:5]), arm("ssmax", LOW[:5]))

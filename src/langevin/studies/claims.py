@@ -1,7 +1,8 @@
 """Published claims beside what was found: for each one, our numbers, whether it held, and a sentence.
 
 A claim held ("yes") or did not ("no") only where the paired test of a comparison says so. Where that found
-no difference, or there were too few seeds to judge, the answer is "cannot tell", with what was observed.
+no difference, it did not hold if the interval excludes the published size; else, or with too few seeds to
+judge, the answer is "cannot tell", with what was observed.
 """
 
 from __future__ import annotations
@@ -91,10 +92,27 @@ def _difference(test: Difference, arm: str, results: Results) -> Finding:
         return Finding(ours, "cannot tell", _few(row["pairs"], observed, _points(row, test.expect)))
     tested = f"{p_value(row['p'])}, {row['pairs']} pairs"
     if row["verdict"] == "no difference found":
-        return Finding(ours, "cannot tell", f"no difference in {metric['label']} was found ({tested})")
+        return _none_found(test, row, f"no difference in {metric['label']} was found ({tested})", results)
     held = (row["difference"] < 0) == (test.expect == "lower")
     corrected = "" if row["p_adjusted"] <= ERROR_RATE else "; this does not survive Holm's correction"
     return Finding(ours, "yes" if held else "no", f"{observed} ({tested}{corrected})")
+
+
+def _none_found(test: Difference, row: Row, told: str, results: Results) -> Finding:
+    """What the interval still allows, against the size that was published."""
+    ours, _ = _numbers(row, results)
+    base = abs(_means(row, results)[1])
+    if not base:
+        return Finding(ours, "cannot tell", told)
+    low, high = row["low"] / base, row["high"] / base
+    sign = 1 if test.expect == "higher" else -1
+    about = f"{told}, and the 95 % interval, {_percent(low)} to {_percent(high)},"
+    if not test.size:
+        return Finding(ours, "cannot tell", f"{about} allows either direction")
+    claimed = sign * test.size
+    if max(sign * low, sign * high) < test.size:
+        return Finding(ours, "no", f"{about} excludes the published {_percent(claimed)}")
+    return Finding(ours, "cannot tell", f"{about} does not exclude the published {_percent(claimed)}")
 
 
 def _no_worse(test: NoWorse, arm: str, results: Results) -> Finding:

@@ -29,12 +29,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Difference:
-    """Is a metric of an arm lower, or higher, than that of the first arm?"""
+    """Is a metric of an arm lower, or higher, than that of the first arm? By this share of it, where a size
+    was published."""
 
     metric: str
     arm: str
     expect: Literal["lower", "higher"]
     at: Place = "best"
+    size: float = 0.0
 
 
 @dataclass(frozen=True)

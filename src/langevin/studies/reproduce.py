@@ -24,7 +24,7 @@ from langevin.errors import UsageError, unknown
 from langevin.studies.claims import in_short, published, published_speeds, published_trends
 from langevin.studies.collect import unmatched
 from langevin.studies.measuring import EVALUATED
-from langevin.studies.plan import FILE, Plan
+from langevin.studies.plan import FILE, Plan, seeds_in_words
 from langevin.studies.recipe import Benches, Part, Recipe, recipe, train_config
 from langevin.studies.report.recipe_page import parts_page, speed_page
 from langevin.studies.runner import On, compare
@@ -190,7 +190,7 @@ def _about(chosen: Recipe, scale: str) -> Results:
 
 def _command(name: str, scale: str, seeds: tuple[int, ...] | None) -> str:
     words = ["langevin", "reproduce", name, "--scale", scale]
-    return shlex.join([*words, "--seeds", ",".join(map(str, seeds))] if seeds else words)
+    return shlex.join([*words, "--seeds", seeds_in_words(seeds)] if seeds else words)
 
 
 def _see_whose(folder: Path, ours: list[str]) -> None:

@@ -26,6 +26,7 @@ __all__ = ["not_controlled", "verdict"]
 
 Row = dict[str, Any]
 
+MATCHED = "the matched validation loss"
 # Each of these is an increasing function of the loss on the same text: a second verdict would say nothing.
 _LOSSES = {"nll", "perplexity", "bits_per_token", "bits_per_character", "bits_per_byte"}
 
@@ -194,11 +195,13 @@ def _elsewhere(results: dict[str, Any], rows: list[Row], primary: Row) -> list[s
                     verb = "is" if len(named) == 1 else "are"
                     parts.append(f"{listed(named)} {verb} {word} than {here[0]['against']}")
             if parts:
-                sentences.append(f"By {metric['label']} {_place(results, at)}, {'; '.join(parts)}.")
+                where = _place(results, at, metric["label"])
+                sentences.append(f"By {metric['label']}{where}, {'; '.join(parts)}.")
             elif judged:
                 nothing.setdefault(at, []).append(metric["label"])
     for at, labels in nothing.items():
-        sentences.append(f"No difference found in {listed(labels)} {_place(results, at)}.")
+        where = _place(results, at, labels[0] if len(labels) == 1 else "")
+        sentences.append(f"No difference found in {listed(labels)}{where}.")
     return sentences
 
 
@@ -269,11 +272,13 @@ def _largest_first(rows: list[Row], word: str) -> list[Row]:
     return sorted((row for row in rows if row["verdict"] == word), key=lambda row: -abs(row["difference"]))
 
 
-def _place(results: dict[str, Any], at: str) -> str:
+def _place(results: dict[str, Any], at: str, after: str) -> str:
+    """Where something was measured, after words that may say it already."""
     if at == "best":
-        return "at the best checkpoint"
+        return " at the best checkpoint"
     loss = results.get("matched_loss")
-    return "at the matched validation loss" + ("" if loss is None else f" of {loss:.4g}")
+    place = "" if after.endswith(MATCHED) else f" at {MATCHED}"
+    return place + ("" if loss is None else f" of {loss:.4g}")
 
 
 def _runs(arm: dict[str, Any], runs: list[dict[str, Any]]) -> str:
