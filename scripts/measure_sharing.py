@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from langevin.bench import machine
 from langevin.bench_training import ENDLESS, RandomTokens
+from langevin.environment import environment
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.runs import quiet_transformers
 from langevin.studies.plan import Plan, read_arms
@@ -131,7 +131,7 @@ def span(run: Path) -> tuple[float, float]:
 def main() -> int:
     quiet_transformers()
     out, *data = sys.argv[1:]
-    found: dict[str, Any] = {"command": "python " + " ".join(sys.argv), "machine": machine("cuda")}
+    found: dict[str, Any] = {"command": "python " + " ".join(sys.argv), "machine": environment("cuda")}
     for name in data:
         found[name] = study(STUDIES[name])
         Path(out).write_text(json.dumps(found, indent=1) + "\n")

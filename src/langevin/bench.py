@@ -9,7 +9,6 @@ slows down slows all of them. Also timed is the core alone: q, k, v in, mixed va
 from __future__ import annotations
 
 import itertools
-import platform
 import statistics
 import time
 import types
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from langevin.environment import can_compile
+from langevin.environment import can_compile, environment
 from langevin.errors import UsageError
 from langevin.mixers import Mechanism, attend, build, parse
 
@@ -74,7 +73,7 @@ def bench_mixers(
             rows += _compare(specs, length, part, settings, progress)
     return {
         "settings": asdict(settings),
-        "machine": machine(settings.device),
+        "machine": environment(settings.device),
         "rows": [asdict(row) for row in rows],
     }
 
@@ -252,17 +251,3 @@ def _check(settings: Settings) -> None:
         )
     if min(settings.lengths) < 1 or settings.repeats < 1:
         raise UsageError("lengths and repeats must be 1 or more")
-
-
-def machine(device: str) -> dict[str, Any]:
-    """What the numbers were measured on."""
-    name = platform.processor() or platform.machine()
-    if device.startswith("cuda"):
-        name = torch.cuda.get_device_name()
-    return {
-        "device": name,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": platform.platform(),
-    }

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from langevin.bench import BASELINE, machine
+from langevin.bench import BASELINE
 from langevin.data import order
+from langevin.environment import environment
 from langevin.errors import UsageError
 from langevin.evaluation.cost import PeakMemory
 from langevin.mixers import parse
@@ -103,7 +104,7 @@ def bench_training(
     shape = {k: v for k, v in asdict(config).items() if k in SHAPE}
     return {
         "settings": {**shape, "vocab": vocab, "rounds": rounds, "seconds a round": seconds},
-        "machine": machine(device),
+        "machine": environment(device),
         "matmul FLOP/s": product,
         "rows": [asdict(row) for row in rows],
     }

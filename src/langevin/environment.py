@@ -6,14 +6,14 @@ import os
 import platform
 import shutil
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 
-def environment(device: str, data: dict[str, Any]) -> dict[str, Any]:
-    """What a run depends on besides its config."""
+def environment(device: str) -> dict[str, Any]:
+    """What a run or a measurement depends on besides its settings and data."""
     import torch
-    import transformers
 
     from langevin import __version__
 
@@ -22,12 +22,11 @@ def environment(device: str, data: dict[str, Any]) -> dict[str, Any]:
         "langevin": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
         "system": platform.platform(),
         "device": name,
         "threads": torch.get_num_threads(),
         "commit": _commit(),
-        "data": data,
     }
 
 

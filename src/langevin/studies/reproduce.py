@@ -18,15 +18,17 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from langevin.bench import Settings, bench_mixers, machine
+from langevin.bench import Settings, bench_mixers
 from langevin.bench_training import bench_training
+from langevin.environment import environment
 from langevin.errors import UsageError, unknown
 from langevin.studies.claims import in_short, published, published_speeds, published_trends
 from langevin.studies.collect import unmatched
 from langevin.studies.measuring import EVALUATED
 from langevin.studies.plan import FILE, Plan, seeds_in_words
 from langevin.studies.recipe import Benches, Part, Recipe, recipe, train_config
-from langevin.studies.report.recipe_page import parts_page, speed_page
+from langevin.studies.report.recipe_page import parts_page
+from langevin.studies.report.speed_page import speed_page
 from langevin.studies.runner import On, compare
 from langevin.studies.sharing import Share
 from langevin.studies.statistics import by_seed, interval
@@ -164,7 +166,7 @@ def _speed(chosen: Recipe, scale: str, folder: Path, command: str, say: Callable
         **_about(chosen, scale),
         "title": chosen.title,
         "commands": [command],
-        "environment": machine(device),
+        "environment": environment(device),
         "mixers": mixers,
         "training": training,
         "not_controlled": list(chosen.differs),

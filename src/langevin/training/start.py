@@ -54,7 +54,7 @@ def prepared(
     if world.first:
         folder.mkdir(parents=True, exist_ok=True)
         config.write(folder / "config.yaml")
-        about = environment(device, corpus.manifest)
+        about = {**environment(device), "data": corpus.manifest}
         (folder / "environment.json").write_text(json.dumps(about, indent=1))
     else:
         torch.manual_seed(hash((config.seed, world.rank)))

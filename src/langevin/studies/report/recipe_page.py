@@ -1,4 +1,4 @@
-"""The pages of recipes that are not one comparison: several parts over a common axis, and speed."""
+"""The page of a recipe of several parts, over a common axis; and what every recipe's page has."""
 
 from __future__ import annotations
 
@@ -36,36 +36,24 @@ def parts_page(results: Results, over: str | None) -> str:
         _chart(results, metric, at, over) for metric in results["metrics"] for at in ("summary", "matched")
     ]
     sections = [
-        *_claims(results),
+        *claimed(results),
         ("charts", "By part", f'<div class="grid">{"".join(drawn)}</div>' if any(drawn) else ""),
         *(
             (f"part-{i}", sentence_case(part["name"]), _part(results, part))
             for i, part in enumerate(results["parts"])
         ),
-        *_making(results),
+        *making(results),
     ]
     seeds = len(results["seeds"])
     facts = [f"{len(results['parts'])} parts", f"{seeds} seed{'s' * (seeds != 1)}", results["data"]["name"]]
-    return _document(results, [*facts, str(results["environment"].get("device") or "")], sections)
+    return titled(results, [*facts, str(results["environment"].get("device") or "")], sections)
 
 
-def speed_page(results: Results) -> str:
-    """The claims, then the times of training steps and of the mixers alone."""
-    sections = [
-        *_claims(results),
-        ("training", "Training steps", _training_table(results["training"]["rows"])),
-        ("mixers", "Mixers alone", _mixers_table(results["mixers"]["rows"])),
-        *_making(results),
-    ]
-    machine = results["environment"]
-    return _document(results, [str(machine["device"]), f"torch {machine['torch']}"], sections)
-
-
-def _document(results: Results, facts: list[str], sections: list[Section]) -> str:
+def titled(results: Results, facts: list[str], sections: list[Section]) -> str:
     return document(results["title"], " · ".join(escape(fact) for fact in facts if fact), sections)
 
 
-def _claims(results: Results) -> list[Section]:
+def claimed(results: Results) -> list[Section]:
     about = f"Recipe {results['recipe']} at scale {results['scale']}: {results['retests']}."
     note = f'<p class="note">{escape(about)} Published in: {escape(results["source"])}.</p>'
     return [
@@ -83,7 +71,7 @@ def _with_parts(results: Results) -> Results:
     return {**results, "published": rows}
 
 
-def _making(results: Results) -> list[Section]:
+def making(results: Results) -> list[Section]:
     commands = escape("\n".join(results["commands"]))
     shown = re.sub(r"(--[\w-]+)", r'<span class="option">\1</span>', commands)
     facts = "".join(
@@ -200,50 +188,3 @@ def _by_key(results: Results, name: str, at: str, key: str) -> dict[str, list[Sp
         if spots:
             lines[part["name"]] = sorted(spots, key=lambda spot: spot[0])
     return lines
-
-
-def _training_table(rows: list[dict[str, Any]]) -> str:
-    columns = [
-        Column("mixer"),
-        Column("parameters"),
-        Column("speed", "tokens/s"),
-        Column("spread", "tokens/s"),
-    ]
-    columns += [Column("time", "× softmax"), Column("loop", "× bare work")]
-    body = [
-        Row(
-            plain_head(row["mixer"]),
-            [
-                Cell(f"{row['parameters']:,}", row["parameters"]),
-                Cell(f"{row['tokens_per_second']:,.0f}", row["tokens_per_second"]),
-                Cell(f"{row['spread']:,.0f}", row["spread"]),
-                Cell(f"{1 / row['ratio']:.3f}", 1 / row["ratio"]),
-                Cell(f"{row['host_ratio']:.3f}", row["host_ratio"]),
-            ],
-        )
-        for row in rows
-    ]
-    return table(columns, body, "Whole training steps, medians over rounds in turn", sortable=True)
-
-
-def _mixers_table(rows: list[dict[str, Any]]) -> str:
-    columns = [Column("mixer"), Column("part"), Column("length", "tokens"), Column("forward", "ms")]
-    columns += [Column("forward", "× softmax"), Column("forward and backward", "ms")]
-    columns += [Column("forward and backward", "× softmax"), Column("peak memory", "× softmax")]
-    body = [
-        Row(
-            plain_head(row["mixer"]),
-            [
-                Cell(row["part"], row["part"]),
-                Cell(f"{row['length']:,}", row["length"]),
-                Cell(number(row["forward_ms"]), row["forward_ms"]),
-                Cell(f"{row['forward_ratio']:.2f}", row["forward_ratio"]),
-                Cell(number(row["both_ms"]), row["both_ms"]),
-                Cell(f"{row['both_ratio']:.2f}", row["both_ratio"]),
-                Cell(f"{row['peak_ratio']:.2f}", row["peak_ratio"]),
-            ],
-        )
-        for row in rows
-    ]
-    caption = "Module: x to x with projections; core: q, k, v to mixed values; medians of runs in turn"
-    return table(columns, body, caption, sortable=True)
