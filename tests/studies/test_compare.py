@@ -111,6 +111,16 @@ def test_seeds_can_be_added_and_the_rest_is_kept(tmp_path, capsys, more):
     assert read_plan(grown / "compare.yaml") == read_plan(whole / "compare.yaml")
 
 
+def test_runs_that_were_made_elsewhere_are_told(tmp_path):
+    compare(plan(tmp_path, seeds=(0,)), tmp_path / "cmp", workers=0, quiet=True)
+    for file in (tmp_path / "cmp").glob("*/seed-0/environment.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "torch": "1.0"}))
+    results = compare(plan(tmp_path, seeds=(0, 1)), tmp_path / "cmp", workers=0, quiet=True)
+    now = json.loads((tmp_path / "cmp" / "softmax" / "seed-1" / "environment.json").read_text())["torch"]
+    told = [s for s in results["not_controlled"] if "different conditions" in s]
+    assert told == [f"Runs were made under different conditions: torch 1.0 and {now}."]
+
+
 def test_too_few_seeds_come_with_how_to_get_enough(tmp_path, capsys):
     arguments = ["compare", "softmax", "ssmax", *flags(tmp_path), "--workers", "0", "--quiet"]
     assert cli.main([*arguments, "--seeds", "2", "--out", str(tmp_path / "cmp")]) == 0

@@ -19,6 +19,7 @@ from langevin.studies.metrics import described
 from langevin.studies.plan import Arm, Plan
 from langevin.studies.statistics import compare_arms, summarise
 from langevin.studies.verdict import verdict
+from langevin.studies.wording import listed
 from langevin.studies.work import ALONE, DECODING, read_json
 
 if TYPE_CHECKING:
@@ -89,9 +90,8 @@ def collect(plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Si
                 **({"tuning": trials[arm.name]} if trials else {}),
             }
         )
-    first = next(
-        (folder / run["path"] for arm in arms for run in arm["runs"] if run["status"] == "done"), None
-    )
+    done = [folder / run["path"] for arm in arms for run in arm["runs"] if run["status"] == "done"]
+    made = [written for run in done if (written := read_json(run / "environment.json"))]
     results = {
         "kind": "comparison",
         "title": plan.title or f"{len(plan.arms)} mixers on {Path(plan.settings.data).name}",
@@ -100,12 +100,12 @@ def collect(plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Si
         "seeds": list(plan.seeds),
         "settings": plan.shared_settings(),
         "commands": about["commands"],
-        "environment": {**_environment(first, plan.threads), "workers": about["workers"]},
+        "environment": {**_environment(made, plan.threads), "workers": about["workers"]},
         "data": about["data"],
         "arms": arms,
     }
     results = complete(results)
-    results["not_controlled"] += [*_at_the_edge(trials), *_not_measured(results)]
+    results["not_controlled"] += [*_at_the_edge(trials), *_not_measured(results), *_elsewhere(made)]
     return results
 
 
@@ -253,9 +253,18 @@ def _matched(run: dict[str, Any], loss: float, names: list[str]) -> dict[str, An
     return values
 
 
-def _environment(run: Path | None, threads: int) -> dict[str, Any]:
+def _environment(made: list[dict[str, Any]], threads: int) -> dict[str, Any]:
     """Where the runs were made, as the first of them wrote it down."""
-    written = read_json(run / "environment.json") if run else None
-    if written is None:
-        written = {"python": platform.python_version(), "system": platform.platform(), "threads": threads}
+    here = {"python": platform.python_version(), "system": platform.platform(), "threads": threads}
+    written = made[0] if made else here
     return {key: written[key] for key in ENVIRONMENT if key in written}
+
+
+def _elsewhere(made: list[dict[str, Any]]) -> list[str]:
+    """What was not the same for all runs: a comparison may have gone on later, or on another machine."""
+    sentences = []
+    for key in ENVIRONMENT:
+        values = list(dict.fromkeys(str(written.get(key)) for written in made))
+        if len(values) > 1:
+            sentences.append(f"Runs were made under different conditions: {key} {listed(values)}.")
+    return sentences
