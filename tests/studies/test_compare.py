@@ -99,16 +99,29 @@ def test_another_plan_on_the_same_folder_is_refused_with_the_first_difference(ma
 
 
 @pytest.mark.parametrize("more", [{}, {"tune": "lr", "trials": 2}, {"shape": {"keep_evaluated": True}}])
-def test_seeds_can_be_added_and_the_rest_is_kept(tmp_path, capsys, more):
-    """The results are those of a comparison that had them all from the beginning."""
+def test_seeds_can_be_added_and_the_rest_is_kept(tmp_path, more):
+    """The results are those of a comparison that had them all from the beginning, but for saying so."""
     grown, whole = tmp_path / "grown", tmp_path / "whole"
     compare(plan(tmp_path, seeds=(1,), **more), grown, workers=0, quiet=True)
     before = {path: path.stat().st_mtime_ns for path in grown.rglob("done.json")}
-    compare(plan(tmp_path, seeds=(0, 1), **more), grown, workers=0, quiet=True)
+    compare(plan(tmp_path, seeds=(0, 1, 2), **more), grown, workers=0, quiet=True)
     assert before.items() <= {path: path.stat().st_mtime_ns for path in grown.rglob("done.json")}.items()
-    compare(plan(tmp_path, seeds=(0, 1), **more), whole, workers=0, quiet=True)
-    assert timeless(grown) == timeless(whole)
-    assert read_plan(grown / "compare.yaml") == read_plan(whole / "compare.yaml")
+    compare(plan(tmp_path, seeds=(0, 1, 2), **more), whole, workers=0, quiet=True)
+    ours, theirs = (json.loads(timeless(folder)) for folder in (grown, whole))
+    told = "Seeds 0 and 2 were added after results without them had been written; p takes all as planned."
+    assert ours["not_controlled"].pop() == told
+    assert ours == theirs
+    assert read_plan(grown / FILE)[0] == read_plan(whole / FILE)[0]
+    again = compare(plan(tmp_path, seeds=(0, 1, 2), **more), grown, workers=0, quiet=True)
+    assert told in again["not_controlled"]
+
+
+def test_seeds_added_before_anything_was_reported_were_not_chosen_by_results(tmp_path):
+    folder = tmp_path / "cmp"
+    compare(plan(tmp_path, seeds=(0,)), folder, workers=0, quiet=True)
+    (folder / "results.json").unlink()
+    results = compare(plan(tmp_path, seeds=(0, 1)), folder, workers=0, quiet=True)
+    assert not [s for s in results["not_controlled"] if "added after results" in s]
 
 
 def test_runs_that_were_made_elsewhere_are_told(tmp_path):

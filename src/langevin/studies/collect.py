@@ -106,6 +106,7 @@ def collect(plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Si
     }
     results = complete(results)
     results["not_controlled"] += [*_at_the_edge(trials), *_not_measured(results), *_elsewhere(made)]
+    results["not_controlled"] += _added(about.get("added"))
     return results
 
 
@@ -258,6 +259,15 @@ def _environment(made: list[dict[str, Any]], threads: int) -> dict[str, Any]:
     here = {"python": platform.python_version(), "system": platform.platform(), "threads": threads}
     written = made[0] if made else here
     return {key: written[key] for key in ENVIRONMENT if key in written}
+
+
+def _added(seeds: list[int] | None) -> list[str]:
+    """Whoever goes on because of what was seen finds differences more often than the stated rate."""
+    if not seeds:
+        return []
+    names = f"Seed{'s' * (len(seeds) > 1)} {listed(map(str, seeds))}"
+    verb = "were" if len(seeds) > 1 else "was"
+    return [f"{names} {verb} added after results without them had been written; p takes all as planned."]
 
 
 def _elsewhere(made: list[dict[str, Any]]) -> list[str]:

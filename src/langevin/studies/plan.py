@@ -195,6 +195,8 @@ def settle(plan: Plan, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
             )
         if not added:
             return {key: before.get(key) for key in about}
+        seen = (folder / "results.json").exists()
+        about = {**about, "added": [*(before.get("added") or []), *(added if seen else [])]}
     temporary = folder / f".{FILE}.writing"
     temporary.write_text(yaml.safe_dump({**now, **about}, sort_keys=False, allow_unicode=True))
     os.replace(temporary, folder / FILE)
@@ -220,9 +222,11 @@ def begun(folder: Path) -> dict[str, Any] | None:
     return values
 
 
-def _added(before: Any, now: list[int]) -> bool:
-    """Whether all the seeds of before are there now, and others."""
-    return isinstance(before, list) and len(now) > len(before) and all(seed in now for seed in before)
+def _added(before: Any, now: list[int]) -> list[int]:
+    """The seeds that are new, where none is missing."""
+    if not isinstance(before, list) or not set(before) <= set(now):
+        return []
+    return [seed for seed in now if seed not in before]
 
 
 def read_plan(path: Path) -> tuple[Plan, dict[str, Any]]:

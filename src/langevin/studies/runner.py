@@ -78,6 +78,7 @@ def compare(
         "data": data_facts(corpus.manifest, plan.settings.data),
         "commands": [plan.command()],
         "workers": at_once,
+        "added": [],
     }
     with _alone(folder):
         about = settle(plan, folder, about)
