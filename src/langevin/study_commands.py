@@ -56,7 +56,7 @@ def run_comparison(plan: Any, options: Any) -> int:
         print(f"{folder}: stopped; the same command goes on where it stopped")
         return 130
     show(results, folder)
-    offer_seeds(results["seeds"])
+    offer_seeds(results)
     if options.open:
         open_page(folder / "report.html")
     failed = [f"{arm['name']} seed {run['seed']}" for arm, run in _failures(results)]
@@ -134,16 +134,20 @@ def show(results: dict[str, Any], folder: Path) -> None:
     print(f"The report: {folder / 'report.html'}")
 
 
-def offer_seeds(seeds: list[int]) -> None:
+def offer_seeds(results: dict[str, Any]) -> None:
     """Where there are too few to judge by: how to get enough."""
     from langevin.studies.plan import seeds_in_words
     from langevin.studies.statistics import LEAST_PAIRS
 
-    if seeds and len(seeds) < LEAST_PAIRS:
+    seeds = results.get("seeds", [])
+    if 0 < len(seeds) < LEAST_PAIRS:
         others = (seed for seed in itertools.count() if seed not in seeds)
         enough = sorted([*seeds, *itertools.islice(others, LEAST_PAIRS - len(seeds))])
         words = seeds_in_words(tuple(enough))
         print(f"For a judgement, the same command with --seeds {words} adds the seeds that are missing")
+        parts = results.get("parts", [results])
+        if results["kind"] == "recipe" and any(part["settings"].get("keep_evaluated") for part in parts):
+            print("At the matched loss the runs of now may then be missing; for that, take another --out")
 
 
 def open_page(page: Path) -> None:
@@ -203,7 +207,7 @@ def reproduce_command(options: Reproduce) -> int:
     for sentence in results["verdict"][: 1 + len(results["published"])]:
         print(sentence)
     print(f"The report: {folder / 'report.html'}")
-    offer_seeds(results.get("seeds", []))
+    offer_seeds(results)
     failed = [f"{arm} seed {seed}" for arm, seed in _failed_seeds(results)]
     if failed:
         print(f"{len(failed)} runs failed: {', '.join(failed)}; the same command tries them again")

@@ -167,7 +167,7 @@ def test_a_claimed_difference_is_answered_by_the_paired_test(ours, expect, held)
 @pytest.mark.parametrize(
     ("expect", "size", "held", "said"),
     [
-        ("lower", 0.0, "cannot tell", "allows either direction"),
+        ("lower", 0.0, "cannot tell", "allows either sign"),
         ("lower", 0.5, "no", "excludes the published −50.0 %"),
         ("higher", 0.5, "no", "excludes the published +50.0 %"),
         ("higher", 0.001, "cannot tell", "does not exclude the published +0.1 %"),
@@ -182,6 +182,24 @@ def test_where_no_difference_is_found_the_interval_is_held_against_the_published
     assert row["held"] == held
     assert "no difference in test loss was found" in row["sentence"]
     assert said in row["sentence"]
+
+
+def test_an_interval_without_zero_is_not_said_to_allow_both_signs():
+    """The test and the interval may disagree."""
+    ours = [b + d for b, d in zip(LOW, (1, 1, 1, 1, 1, -0.01), strict=True)]
+    row = judged(Difference("nll", "ssmax", "higher"), results_of(arm("softmax", LOW), arm("ssmax", ours)))
+    assert row["held"] == "cannot tell"
+    assert "excludes zero" in row["sentence"]
+    same = judged(Difference("nll", "ssmax", "lower"), results_of(arm("softmax", LOW), arm("ssmax", LOW)))
+    assert "all pairs are exactly equal" in same["sentence"]
+
+
+@pytest.mark.parametrize(("size", "said"), [(0.0, False), (0.05, False), (0.5, True)])
+def test_a_difference_smaller_than_the_published_one_holds_and_says_so(size, said):
+    results = results_of(arm("softmax", HIGH), arm("ssmax", LOW))
+    row = judged(Difference("nll", "ssmax", "lower", size=size), results)
+    assert row["held"] == "yes"
+    assert ("smaller than the published 50 %" in row["sentence"]) == said
 
 
 @pytest.mark.parametrize(("expect", "points"), [("lower", "for"), ("higher", "against")])

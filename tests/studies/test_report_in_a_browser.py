@@ -111,8 +111,8 @@ def test_the_page_fits_and_has_nothing_to_complain_about(opened, pages, kind, wi
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])
-@pytest.mark.parametrize("kind", ["full", "crowded", *OTHERS])
-def test_the_text_of_every_chart_is_readable_and_inside_the_page(opened, pages, kind, width):
+@pytest.mark.parametrize(("kind", "least"), [("full", 200), ("crowded", 200), ("speed", 40), ("parts", 80)])
+def test_the_text_of_every_chart_is_readable_and_inside_the_page(opened, pages, kind, least, width):
     page = opened(pages[kind], width)
     texts = page.evaluate(
         """() => [...document.querySelectorAll("svg.chart")].flatMap(svg => {
@@ -124,7 +124,7 @@ def test_the_text_of_every_chart_is_readable_and_inside_the_page(opened, pages, 
             });
         })"""
     )
-    assert len(texts) > 40
+    assert len(texts) > least
     assert min(text["size"] for text in texts) >= 10
     assert [text for text in texts if text["left"] < 0 or text["right"] > width] == []
 

@@ -36,7 +36,12 @@ def start(home: Path, out: Path, *more: str, **shape: int) -> subprocess.Popen[s
     command = [sys.executable, "-m", "langevin", "compare", "softmax", "heat(t='head')"]
     command += [*flags(home, **{**LONG, **shape}), "--seeds", "0-1", "--workers", "1", "--out", str(out)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*command, *more], start_new_session=True, **pipes)
+    # In the background of a shell interruptions are ignored, and whoever is started there ignores them too
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen([*command, *more], start_new_session=True, **pipes)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def when(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:

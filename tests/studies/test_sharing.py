@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from small_study import plan
 
 from langevin.studies import sharing
+from langevin.studies.display import Display
 from langevin.studies.folders import gather
 from langevin.studies.measuring import SHARED
 from langevin.studies.plan import Plan
@@ -149,6 +151,20 @@ def test_arms_are_timed_alone_after_runs_that_shared(tmp_path: Path) -> None:
     write_json(tmp_path / "cmp" / "ssmax" / "seed-0" / "failed.json", {"seed": 0, "error": "no"})
     results = gather([tmp_path / "cmp"], metrics=one.metrics, primary="nll")
     assert any("each arm alone" in sentence for sentence in results["not_controlled"])
+
+
+def test_timing_and_decoding_of_one_run_are_shown_side_by_side(tmp_path: Path) -> None:
+    """A cluster makes them at the same time."""
+    one = shared_study(tmp_path)
+    jobs = timing_jobs(run_jobs(one, tmp_path / "cmp"))
+    display = Display(quiet=True)
+    display.phase("timing", jobs)
+    for job in jobs:
+        display.began(job)
+    for job in jobs:
+        display.ended(job, Outcome("done"))
+    display.stop()
+    assert display.left == 0
 
 
 def test_runs_that_shared_have_no_times_in_a_report_of_runs_either(tmp_path: Path) -> None:
@@ -290,40 +306,70 @@ def test_jobs_that_go_together(tmp_path: Path) -> None:
     assert bundles([], Share(2, 1, 4)) == []
 
 
+def unequal(folder: Path) -> list[Job]:
+    """Four runs of which the first is the shortest."""
+    jobs = run_jobs(plan(folder, seeds=(0, 1)), folder / "cmp")
+    return [replace(job, config=replace(job.config, steps=4 + 8 * (job is not jobs[0]))) for job in jobs]
+
+
 def test_a_run_begins_when_another_has_ended(tmp_path: Path) -> None:
-    jobs = run_jobs(plan(tmp_path, seeds=(0, 1)), tmp_path / "cmp")
-    running: list[Job] = []
-    most = 0
-
-    def tell(job: Job, outcome: Outcome) -> None:
-        nonlocal most
-        if outcome == BEGAN:
-            running.append(job)
-            most = max(most, len(running))
-        else:
-            assert outcome.status == "trained"
-            running.remove(job)
-
-    work_together(jobs, tell, at_once=2)
-    assert most == 2
-    assert not running
+    jobs = unequal(tmp_path)
+    told: list[tuple[Job, str]] = []
+    work_together(jobs, lambda job, outcome: told.append((job, outcome.status)), at_once=2)
+    one, two, three, four = jobs
+    assert told[:4] == [(one, "began"), (two, "began"), (one, "trained"), (three, "began")]
+    assert sorted(status for _, status in told[4:]) == ["began", "trained", "trained", "trained"]
+    assert told.index((two, "trained")) < told.index((four, "began"))
     assert [work(replace(job, trained=True)).status for job in jobs] == ["done"] * 4
 
 
-def test_a_run_that_waits_does_not_begin_once_all_are_asked_to_stop(tmp_path: Path) -> None:
-    jobs = run_jobs(plan(tmp_path, seeds=(0, 1)), tmp_path / "cmp")
+@pytest.mark.parametrize("when", ["began", "getting ready"])
+def test_asked_to_stop_all_runs_save_and_those_that_wait_do_not_begin(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = unequal(tmp_path)
     outcomes: list[tuple[Job, Outcome]] = []
+    ready = sharing.started
+
+    def started_late(job: Job) -> Any:
+        found = ready(job)
+        if when == "getting ready" and job is jobs[2]:
+            signal.raise_signal(signal.SIGTERM)
+        return found
 
     def tell(job: Job, outcome: Outcome) -> None:
         outcomes.append((job, outcome))
-        if job is jobs[2]:
+        if when == "began" and job is jobs[2] and outcome == BEGAN:
             signal.raise_signal(signal.SIGTERM)
 
+    monkeypatch.setattr(sharing, "started", started_late)
     work_together(jobs, tell, at_once=2)
+    one, two, three, four = (job.label for job in jobs)
     assert told(outcomes) == {
-        job.label: ["began", "trained" if job in jobs[:2] else "stopped"] for job in jobs
+        one: ["began", "trained"],
+        two: ["began", "stopped"],
+        three: ["began", "stopped"],
+        four: ["stopped"],  # nothing is sent for it: whoever asked may not listen any more
     }
-    assert [job.folder.exists() for job in jobs] == [True, True, False, False]
+    assert any((jobs[1].folder / "checkpoints").glob("step-*"))
+    assert not jobs[3].folder.exists()
+
+
+def test_many_runs_that_wait_do_not_keep_a_worker_from_stopping(tmp_path: Path) -> None:
+    """What is told of them would fill the line, to which nobody listens then."""
+    jobs = run_jobs(plan(tmp_path, seeds=tuple(range(150)), shape={"steps": 10_000}), tmp_path / "cmp")
+    begin = 0.0
+
+    def began(job: Job) -> None:
+        nonlocal begin
+        if job.folder == jobs[1].folder:
+            begin = time.monotonic()
+            raise KeyboardInterrupt
+
+    with Workers(Share(1, 1, 2), threads=1) as crew, pytest.raises(KeyboardInterrupt):
+        crew.run(jobs, began, lambda job, outcome: None, lambda: None)
+    assert time.monotonic() - begin < 30
+    assert not any(job.folder.exists() for job in jobs[2:])
 
 
 def test_what_a_dead_worker_had_not_begun_is_made_by_another(tmp_path: Path) -> None:
@@ -341,15 +387,37 @@ def test_what_a_dead_worker_had_not_begun_is_made_by_another(tmp_path: Path) -> 
     assert [ended[job.label].status for job in jobs[2:]] == ["done", "done"]
 
 
-def test_a_worker_that_dies_before_it_begins_is_not_replaced_for_ever(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told_before", [False, True])
+def test_a_worker_that_dies_before_it_begins_a_run_fails_it_only_if_it_did_nothing_else(
+    told_before: bool, tmp_path: Path
+) -> None:
+    """Or it would be replaced for ever; but what comes after a run that broke the GPU is not to blame."""
     jobs = run_jobs(plan(tmp_path), tmp_path / "cmp")
     training, began, ended = deque[list[Job]](), list[Job](), list[tuple[Job, Outcome]]()
     ours, theirs = multiprocessing.Pipe()
-    theirs.close()
     crew = Workers(Share(1), threads=1)
     process: Any = SimpleNamespace(join=lambda: None, exitcode=-9)
     crew.crew = [_Worker(process, ours, list(jobs), ready=False)]
-    crew._listen(began.append, lambda job, outcome: ended.append((job, outcome)), training.append)
+    if told_before:
+        theirs.send((jobs[0], BEGAN))
+        theirs.send((jobs[0], Outcome("failed", error="it broke")))
+    theirs.close()
+    while crew.crew:
+        crew._listen(began.append, lambda job, outcome: ended.append((job, outcome)), training.append)
     assert began == jobs[:1]
     assert [(job, outcome.status) for job, outcome in ended] == [(jobs[0], "failed")]
     assert list(training) == [jobs[1:]]
+
+
+def test_a_worker_that_is_asked_to_stop_leaves_the_rest_to_another(tmp_path: Path) -> None:
+    jobs = run_jobs(plan(tmp_path, seeds=(0, 1, 2), shape={"steps": 200}), tmp_path / "cmp")
+    ended: dict[str, Outcome] = {}
+    with Workers(Share(1, 1, 2, shared=True), threads=1) as crew:
+
+        def begin(job: Job) -> None:
+            if job.folder == jobs[1].folder:
+                os.kill(crew.crew[0].process.pid or 0, signal.SIGTERM)
+
+        crew.run(jobs, begin, lambda job, outcome: ended.update({job.label: outcome}), lambda: None)
+    assert [ended[job.label].error for job in jobs[:2]] == ["its process was asked to stop"] * 2
+    assert [ended[job.label].status for job in jobs[2:]] == ["done"] * 4

@@ -95,7 +95,9 @@ def _difference(test: Difference, arm: str, results: Results) -> Finding:
         return _none_found(test, row, f"no difference in {metric['label']} was found ({tested})", results)
     held = (row["difference"] < 0) == (test.expect == "lower")
     corrected = "" if row["p_adjusted"] <= ERROR_RATE else "; this does not survive Holm's correction"
-    return Finding(ours, "yes" if held else "no", f"{observed} ({tested}{corrected})")
+    share = max(abs(row["low"]), abs(row["high"])) / (abs(_means(row, results)[1]) or math.inf)
+    smaller = f"; smaller than the published {_whole(test.size)}" if held and share < test.size else ""
+    return Finding(ours, "yes" if held else "no", f"{observed} ({tested}{corrected}{smaller})")
 
 
 def _none_found(test: Difference, row: Row, told: str, results: Results) -> Finding:
@@ -106,9 +108,15 @@ def _none_found(test: Difference, row: Row, told: str, results: Results) -> Find
         return Finding(ours, "cannot tell", told)
     low, high = row["low"] / base, row["high"] / base
     sign = 1 if test.expect == "higher" else -1
-    about = f"{told}, and the 95 % interval, {_percent(low)} to {_percent(high)},"
+    span = f"the 95 % interval, {_percent(low)} to {_percent(high)},"
+    about = f"{told}, and {span}"
+    if low == high == 0:
+        return Finding(ours, "cannot tell", f"{told}: all pairs are exactly equal")
     if not test.size:
-        return Finding(ours, "cannot tell", f"{about} allows either direction")
+        open_ = (
+            f"{about} allows either sign" if low <= 0 <= high else f"{told}, though {span} excludes zero"
+        )
+        return Finding(ours, "cannot tell", open_)
     claimed = sign * test.size
     if max(sign * low, sign * high) < test.size:
         return Finding(ours, "no", f"{about} excludes the published {_percent(claimed)}")

@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from langevin.errors import UsageError
@@ -45,7 +46,10 @@ class Cluster:
     def run(self, jobs: list[Job], began: Began, ended: Ended, tick: Tick) -> None:
         """Make all runs; KeyboardInterrupt ends the tasks, which a second start goes on with."""
         task = self.ray.remote(**self.needs)(_task)
-        jobs = [replace(job, folder=job.folder.absolute()) for job in jobs]
+        jobs = [
+            replace(job, folder=job.folder.absolute(), decoding=tuple(map(Path.absolute, job.decoding)))
+            for job in jobs
+        ]
         pending = {task.remote(job): job for job in jobs}
         waiting = {job.label: job for job in jobs}  # for a node to take them, as far as we can see
         try:

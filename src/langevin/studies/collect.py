@@ -186,9 +186,12 @@ def _not_measured(results: dict[str, Any]) -> list[str]:
         if any(r["status"] == "done" and r["cost"]["tokens_per_second"] is None for r in arm["runs"])
     ]
     if shared:
+        timed = all(arm.get("alone") for arm in shared)
+        decoded = timed and all(arm["alone"]["decode_ms_per_token"] for arm in shared)
         sentences.append(
-            "Runs shared a GPU: speed, memory and decoding time are those of a few steps of each arm alone."
-            if all(arm.get("alone") for arm in shared)
+            "Runs shared a GPU: speed and memory are those of a few steps of each arm alone"
+            + (", decoding times those of all arms in turns." if decoded else ".")
+            if timed
             else "Runs shared a GPU, so their speed, memory and decoding time are not shown."
         )
     return sentences

@@ -28,7 +28,7 @@ class Display:
             transient=True,
             disable=quiet or not self.console.is_terminal,
         )
-        self.running: dict[Path, tuple[Job, TaskID, float]] = {}
+        self.running: dict[str, tuple[Job, TaskID, float]] = {}
         self.left = self.total = self.done_steps = 0
         self.whole: TaskID | None = None
 
@@ -47,10 +47,10 @@ class Display:
 
     def began(self, job: Job) -> None:
         task = self.bars.add_task(job.label, total=job.total_steps, shown="")
-        self.running[job.folder] = (job, task, time.perf_counter())
+        self.running[job.label] = (job, task, time.perf_counter())
 
     def ended(self, job: Job, outcome: Outcome) -> None:
-        _, task, since = self.running.pop(job.folder)
+        _, task, since = self.running.pop(job.label)
         self.bars.remove_task(task)
         self.left -= 1
         self.done_steps += job.total_steps

@@ -89,9 +89,9 @@ def compare(
                 _make(plan, folder, chosen, display)
             finally:
                 display.stop()
-    results = collect(plan, folder, about, sizes)
-    results = finish(results) if finish else results
-    write_report(results, folder)
+        results = collect(plan, folder, about, sizes)
+        results = finish(results) if finish else results
+        write_report(results, folder)
     return results
 
 

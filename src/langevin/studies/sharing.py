@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -182,6 +183,9 @@ class _Training:
         while self.running or waiting:
             while waiting and (self.asked or len(self.running) < at_once):
                 job = waiting.popleft()
+                if self.asked:
+                    yield job, Outcome("stopped")
+                    continue
                 yield job, BEGAN
                 outcome = self._begin(job)
                 if outcome is not None:
@@ -200,17 +204,15 @@ class _Training:
 
         if finished(job):
             return Outcome("done")
-        if self.asked:
-            return Outcome("stopped")
         try:
             chance = _Chance(pick_device(job.config.device))
             with chance.ours():
                 trainer, progress = started(job)
         except Exception as error:
             return fail(job, one_line(error))
-        if self.asked:  # meanwhile
-            return Outcome("stopped")
         self.chance[job], self.running[job] = chance, (trainer, trainer.steps(progress))
+        if self.asked:  # meanwhile
+            trainer.ask(signal.SIGTERM)
         return None
 
     def _turn(self, job: Job) -> Outcome | None:
@@ -227,8 +229,8 @@ class _Training:
         except Exception as error:
             return fail(job, one_line(error))
 
-    def stop(self, signal: int) -> None:
+    def stop(self, number: int) -> None:
         """Every run saves after the step in hand, and none begins."""
         self.asked = True
-        for trainer, _ in self.running.values():
-            trainer.ask(signal)
+        for trainer, _ in list(self.running.values()):
+            trainer.ask(number)

@@ -40,6 +40,7 @@ class _Worker:
     line: Connection
     jobs: list[Job] = field(default_factory=list)
     begun: list[Job] = field(default_factory=list)  # of them
+    told: bool = False  # anything about what it was given last
     ready: bool = True  # for more
 
     @property
@@ -106,10 +107,11 @@ class Workers:
             except OSError:  # it died while it had nothing to do
                 self.crew.remove(worker)
                 continue
-            worker.jobs, worker.ready = list(waiting.popleft()), False
+            worker.jobs, worker.told, worker.ready = list(waiting.popleft()), False, False
 
     def _listen(self, began: Began, ended: Ended, again: Callable[[list[Job]], None]) -> None:
         def begins(worker: _Worker, job: Job) -> None:
+            worker.told = True
             worker.begun.append(job)
             if not job.trained:
                 began(job)
@@ -122,7 +124,7 @@ class Workers:
             except (EOFError, OSError):
                 worker.process.join()
                 self.crew.remove(worker)
-                if worker.jobs and not worker.begun:  # or it would be tried for ever
+                if worker.jobs and not worker.told:  # or it would be tried for ever
                     begins(worker, worker.jobs[0])
                 for job in worker.begun:
                     ended(job, fail(job, _death(worker.process.exitcode)))
@@ -208,7 +210,7 @@ def _death(code: int | None) -> str:
         return "its process was killed: the machine may be out of memory"
     if code is not None and code < 0:
         return f"its process died of {signal.Signals(-code).name}"
-    return f"its process ended with status {code}"
+    return "its process was asked to stop" if code == 0 else f"its process ended with status {code}"
 
 
 @contextmanager
