@@ -60,10 +60,13 @@ def train(
     from langevin.training.parallel import joined
     from langevin.training.start import pick_device, prepared
 
-    with joined(pick_device(config.device)) as (world, device):
+    def trained() -> tuple[Run, int | None]:  # with it go the trainer and what it holds of the group
         trainer, progress = prepared(config, out, resume=resume, quiet=quiet, world=world, device=device)
         trainer.run(progress)
         return Run(trainer.folder, trainer.config), trainer.stopped_by
+
+    with joined(pick_device(config.device)) as (world, device):
+        return trained()
 
 
 def load(path: str | os.PathLike[str]) -> Run:

@@ -9,6 +9,7 @@ safetensors files, written by the first process, and so go on with any number of
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -100,6 +101,7 @@ def joined(device: str) -> Iterator[tuple[World, str]]:
     try:
         yield World(rank, size), device
     finally:
+        gc.collect()  # what holds the group keeps its threads, and with them Python may abort at its end
         dist.destroy_process_group()
 
 
