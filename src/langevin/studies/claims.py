@@ -107,20 +107,16 @@ def _none_found(test: Difference, row: Row, told: str, results: Results) -> Find
     if not base:
         return Finding(ours, "cannot tell", told)
     low, high = row["low"] / base, row["high"] / base
-    sign = 1 if test.expect == "higher" else -1
-    span = f"the 95 % interval, {_percent(low)} to {_percent(high)},"
-    about = f"{told}, and {span}"
     if low == high == 0:
         return Finding(ours, "cannot tell", f"{told}: all pairs are exactly equal")
-    if not test.size:
-        open_ = (
-            f"{about} allows either sign" if low <= 0 <= high else f"{told}, though {span} excludes zero"
-        )
-        return Finding(ours, "cannot tell", open_)
-    claimed = sign * test.size
-    if max(sign * low, sign * high) < test.size:
-        return Finding(ours, "no", f"{about} excludes the published {_percent(claimed)}")
-    return Finding(ours, "cannot tell", f"{about} does not exclude the published {_percent(claimed)}")
+    span = f"the 95 % interval, {_percent(low)} to {_percent(high)},"
+    if test.size:
+        claimed, reach = (test.size, high) if test.expect == "higher" else (-test.size, -low)
+        held, verb = ("no", "excludes") if reach < test.size else ("cannot tell", "does not exclude")
+        return Finding(ours, held, f"{told}, and {span} {verb} the published {_percent(claimed)}")
+    if low <= 0 <= high:
+        return Finding(ours, "cannot tell", f"{told}, and {span} allows either sign")
+    return Finding(ours, "cannot tell", f"{told}, though {span} excludes zero")
 
 
 def _no_worse(test: NoWorse, arm: str, results: Results) -> Finding:

@@ -19,6 +19,7 @@ from langevin.studies.report.svg import (
     exact_axis,
     figure,
     line,
+    panel,
     place_label,
     scaffold,
     shortened,
@@ -132,7 +133,7 @@ def _scatter(metric: dict[str, str], spots: list[Spot], key: str, label: str, un
     if min(costs) >= 0 > x.low:
         x = Axis(0.0, x.high, tuple(tick for tick in x.ticks if tick[0] >= 0))
     heights = [v for spot in spots for v in (spot.low, spot.mean, spot.high) if v is not None]
-    frame = Frame(x, axis(heights, pad=0.1), left=62, top=28, width=WIDE - 62 - 16, height=222)
+    frame = panel(x, axis(heights, pad=0.1))
     centres = [frame.at(spot.cost, spot.mean) for spot in spots]
     marks = []
     for spot, centre in zip(spots, centres, strict=True):

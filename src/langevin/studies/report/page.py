@@ -57,21 +57,21 @@ def _asset(name: str) -> str:
 
 def _sections(results: Results) -> Iterable[Section]:
     """Every section, in reading order."""
-    differences = _grid(charts.forests(results))
-    reliability = _grid(model_charts.reliabilities(results), "small-grid")
+    differences = grid(charts.forests(results))
+    reliability = grid(model_charts.reliabilities(results), "small-grid")
     yield "verdict", "Verdict", _verdict(results)
     yield "table", "Results", _results(results)
-    yield "curves", "Learning curves", _grid(curves.curves(results))
-    yield "differences", "Paired differences", _noted(DIFFERENCES, differences)
-    yield "cost", "Quality against cost", _noted(COST, _grid(charts.scatters(results)))
-    yield "reliability", "Reliability", _noted(RELIABILITY, reliability)
-    yield "scalars", "Learned scalars", _grid(model_charts.scalars(results))
+    yield "curves", "Learning curves", grid(curves.curves(results))
+    yield "differences", "Paired differences", noted(DIFFERENCES, differences)
+    yield "cost", "Quality against cost", noted(COST, grid(charts.scatters(results)))
+    yield "reliability", "Reliability", noted(RELIABILITY, reliability)
+    yield "scalars", "Learned scalars", grid(model_charts.scalars(results))
     yield "samples", "Samples", _samples(results)
     yield "matched", "At matched loss", _matched(results)
     yield "published", "Published claims", tables.published_table(results)
     yield "commands", "Commands", _commands(results)
     yield "versions", "Versions, settings and data", _versions(results)
-    yield "not-controlled", "What was not controlled", _list(results.get("not_controlled") or [])
+    yield "not-controlled", "What was not controlled", bullets(results.get("not_controlled") or [])
     yield "failed", "Failed runs", tables.failed_table(results)
 
 
@@ -86,15 +86,15 @@ RELIABILITY = (
 )
 
 
-def _noted(note: str, content: str) -> str:
+def noted(note: str, content: str) -> str:
     return f'<p class="note">{escape(note)}</p>{content}' if content else ""
 
 
-def _grid(figures: list[str], kind: str = "grid") -> str:
+def grid(figures: list[str], kind: str = "grid") -> str:
     return f'<div class="{kind}">{"".join(figures)}</div>' if figures else ""
 
 
-def _list(sentences: list[str]) -> str:
+def bullets(sentences: list[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(s)}</li>' for s in sentences)}</ul>" if sentences else ""
 
 
@@ -115,7 +115,7 @@ def _facts(results: Results) -> str:
 
 def _verdict(results: Results) -> str:
     sentences = results.get("verdict") or []
-    return f'<p class="lead">{escape(sentences[0])}</p>' if len(sentences) == 1 else _list(sentences)
+    return f'<p class="lead">{escape(sentences[0])}</p>' if len(sentences) == 1 else bullets(sentences)
 
 
 def _results(results: Results) -> str:
@@ -124,7 +124,7 @@ def _results(results: Results) -> str:
         note = f"Differences are arm minus reference, paired by seed. {note}"
     if len(results.get("seeds") or []) > 1:
         note = f"Means over seeds with 95 % intervals in brackets. {note}"
-    return _noted(note, arm_tables.main_table(results)) + arm_tables.metrics_table(results)
+    return noted(note, arm_tables.main_table(results)) + arm_tables.metrics_table(results)
 
 
 def _matched(results: Results) -> str:
@@ -134,7 +134,7 @@ def _matched(results: Results) -> str:
         f"validation loss {number(loss)}, which every arm reached" if loss is not None else "the same loss"
     )
     note = f"Measured where each run was at {where}: a difference here is not a difference in loss."
-    return _noted(note, arm_tables.matched_table(results))
+    return noted(note, arm_tables.matched_table(results))
 
 
 def _samples(results: Results) -> str:
@@ -152,7 +152,7 @@ def _samples(results: Results) -> str:
                 f"{escape(written[:LONGEST_SAMPLE])}{cut}</blockquote></article>"
             )
     note = "The prompt is in bold; the rest is the model's own."
-    return _noted(note, f'<div class="samples">{"".join(cards)}</div>') if cards else ""
+    return noted(note, f'<div class="samples">{"".join(cards)}</div>') if cards else ""
 
 
 def _commands(results: Results) -> str:

@@ -7,11 +7,10 @@ from html import escape
 from typing import Any
 
 from langevin.studies.report.numbers import common_spread, interval, number, sentence_case
-from langevin.studies.report.page import Section, document
+from langevin.studies.report.page import Section, bullets, document, grid
 from langevin.studies.report.reading import Results, with_unit
 from langevin.studies.report.svg import (
     WIDE,
-    Frame,
     Look,
     axis,
     drawing,
@@ -19,6 +18,7 @@ from langevin.studies.report.svg import (
     figure,
     legend,
     line,
+    panel,
     scaffold,
 )
 from langevin.studies.report.tables import Cell, Column, Row, plain_head, published_table, table
@@ -37,7 +37,7 @@ def parts_page(results: Results, over: str | None) -> str:
     ]
     sections = [
         *claimed(results),
-        ("charts", "By part", f'<div class="grid">{"".join(drawn)}</div>' if any(drawn) else ""),
+        ("charts", "By part", grid([chart for chart in drawn if chart])),
         *(
             (f"part-{i}", sentence_case(part["name"]), _part(results, part))
             for i, part in enumerate(results["parts"])
@@ -57,7 +57,7 @@ def claimed(results: Results) -> list[Section]:
     about = f"Recipe {results['recipe']} at scale {results['scale']}: {results['retests']}."
     note = f'<p class="note">{escape(about)} Published in: {escape(results["source"])}.</p>'
     return [
-        ("verdict", "Did it hold?", note + _list(results["verdict"])),
+        ("verdict", "Did it hold?", note + bullets(results["verdict"])),
         ("published", "Published and found", published_table(_with_parts(results))),
     ]
 
@@ -82,12 +82,8 @@ def making(results: Results) -> list[Section]:
     return [
         ("commands", "Commands", f'<pre tabindex="0"><code>{shown}</code></pre>'),
         ("versions", "Versions", f'<div class="lists"><div><dl>{facts}</dl></div></div>'),
-        ("not-controlled", "What was not controlled", _list(results["not_controlled"])),
+        ("not-controlled", "What was not controlled", bullets(results["not_controlled"])),
     ]
-
-
-def _list(sentences: list[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(s)}</li>' for s in sentences)}</ul>" if sentences else ""
 
 
 def _part(results: Results, part: Results) -> str:
@@ -143,7 +139,7 @@ def _chart(results: Results, metric: dict[str, str], at: str, over: str | None) 
     places = sorted({x for x, _ in spots})
     room = 0.06 * (places[-1] - places[0])
     x_axis = exact_axis(places[0] - room, places[-1] + room, places) if by_part else axis(places, log=True)
-    frame = Frame(x_axis, axis(heights, pad=0.08), left=62, top=28, width=WIDE - 62 - 16, height=222)
+    frame = panel(x_axis, axis(heights, pad=0.08))
     marks = []
     for index, drawn in enumerate(lines.values()):
         look = Look(index)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
 from langevin.studies.report.numbers import number
+from langevin.studies.report.page import grid, noted
 from langevin.studies.report.reading import Results
 from langevin.studies.report.recipe_page import claimed, making, titled
 from langevin.studies.report.svg import (
     WIDE,
     Axis,
-    Frame,
     Look,
     axis,
     drawing,
     figure,
     legend,
     line,
+    panel,
     scaffold,
 )
 from langevin.studies.report.tables import Cell, Column, Row, plain_head, table
@@ -34,21 +34,17 @@ def speed_page(results: Results) -> str:
         (
             "training",
             "Training steps",
-            _noted(_of_steps(training["settings"]), _training_table(training["rows"])),
+            noted(_of_steps(training["settings"]), _training_table(training["rows"])),
         ),
         (
             "mixers",
             "Mixers alone",
-            _noted(_of_mixers(mixers["settings"]), _charts(mixers["rows"]), _mixers_table(mixers["rows"])),
+            noted(_of_mixers(mixers["settings"]), _charts(mixers["rows"]) + _mixers_table(mixers["rows"])),
         ),
         *making(results),
     ]
     machine = results["environment"]
     return titled(results, [str(machine["device"]), f"torch {machine['torch']}"], sections)
-
-
-def _noted(note: str, *content: str) -> str:
-    return f'<p class="note">{escape(note)}</p>{"".join(content)}'
 
 
 def _of_steps(settings: dict[str, Any]) -> str:
@@ -72,7 +68,7 @@ def _of_mixers(settings: dict[str, Any]) -> str:
 
 def _charts(rows: list[dict[str, Any]]) -> str:
     drawn = [_chart(rows, part, time) for part in PARTS for time in TIMES]
-    return f'<div class="grid">{"".join(drawn)}</div>' if any(drawn) else ""
+    return grid([chart for chart in drawn if chart])
 
 
 def _chart(rows: list[dict[str, Any]], part: str, time: str) -> str:
@@ -88,7 +84,7 @@ def _chart(rows: list[dict[str, Any]], part: str, time: str) -> str:
     ticks = tuple((float(length), f"{length:,}") for length in lengths)
     heights = axis([ratio for points in lines.values() for _, ratio in points], log=True)
     x_axis = Axis(across.low, across.high, ticks, log=True)
-    frame = Frame(x_axis, heights, left=62, top=28, width=WIDE - 62 - 16, height=222)
+    frame = panel(x_axis, heights)
     marks = [line(frame.at(x_axis.low, 1), frame.at(x_axis.high, 1), "zero")]
     for index, (mixer, points) in enumerate(lines.items()):
         look = Look(index)

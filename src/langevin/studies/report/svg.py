@@ -93,6 +93,11 @@ class Frame:
         return self.left + self.width * self.x.share(x)
 
 
+def panel(x: Axis, y: Axis) -> Frame:
+    """The plotting area of a drawing of 440 by 296, with room for numbers at its left and labels below."""
+    return Frame(x, y, left=62, top=28, width=WIDE - 62 - 16, height=222)
+
+
 def axis(values: Iterable[float], count: int = 5, pad: float = 0.05, log: bool = False) -> Axis:
     """An axis that holds the values with a little room, ticked at about `count` round numbers."""
     held = list(values)
