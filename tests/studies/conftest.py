@@ -1,6 +1,9 @@
-"""Studies prepare their data in a cache of their own."""
+"""What tests of studies share: a cache of their own, and a finished comparison."""
 
 import pytest
+from small_study import plan
+
+from langevin.studies.runner import compare
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -8,3 +11,11 @@ def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LANGEVIN_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A finished comparison of softmax with itself under another name, and with ssmax."""
+    home = tmp_path_factory.mktemp("compare")
+    plan_ = plan(home, "softmax", "again=softmax", "ssmax")
+    return compare(plan_, home / "cmp", workers=0, quiet=True), home / "cmp"
