@@ -95,3 +95,17 @@ def test_peaks_are_those_of_the_very_device():
     assert peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
     assert peak_flops("NVIDIA RTX A1000") is None
     assert peak_flops("NVIDIA L40") is None
+
+
+def test_models_are_timed_in_turns_and_the_best_of_each_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is slow for a while is slow for all, and its slow times do not count."""
+    slow = iter([2.0, 2.0, 1.0, 1.0])
+    asked = []
+
+    def decode_ms(model: float, context: int) -> float:
+        asked.append(model)
+        return model * next(slow)
+
+    monkeypatch.setattr(cost, "decode_ms", decode_ms)
+    assert cost.decode_ms_in_turns({"a": 4.0, "b": 5.0}, CONTEXT, rounds=2) == {"a": 4.0, "b": 5.0}
+    assert asked == [4.0, 5.0, 4.0, 5.0]
