@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from langevin.errors import UsageError, WorkError
-from langevin.mixers.view import wide
+from langevin.kernels.view import wide
 from langevin.objectives import ar
 
 Statistics = Callable[[Tensor, Tensor], Tensor]  # logits (N, V) and targets (N,) -> numbers (K, N)

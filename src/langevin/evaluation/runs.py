@@ -11,7 +11,7 @@ from langevin.data import Corpus, prepare
 from langevin.errors import UsageError
 from langevin.evaluation import calibration, likelihood
 from langevin.evaluation.attention import attention_statistics, learned_scalars
-from langevin.mixers.view import View
+from langevin.kernels.view import View
 from langevin.objectives.ar import Strided
 from langevin.runs import Run
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, library
 
-from langevin.mixers.view import View, wide
+from langevin.kernels.view import View, wide
 
 _C = 64
 

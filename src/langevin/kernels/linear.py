@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from langevin.mixers.view import View
+from langevin.kernels.view import View
 
 _CHUNK = 128
 _ROWS = 256

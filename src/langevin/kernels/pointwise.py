@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from langevin.mixers.view import View, wide
+from langevin.kernels.view import View, wide
 
 # Elements of one block of weights: small enough for the CPU's caches and memory, large enough to
 # keep a GPU busy.

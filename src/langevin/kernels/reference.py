@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from langevin.mixers.view import View
+from langevin.kernels.view import View
 
 
 def scores(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from langevin.mixers.view import View
+from langevin.kernels.view import View
 
 # A window this many times shorter than the keys is worth cutting into blocks.
 _WINDOW_SAVING = 4

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from langevin.mixers.view import View
+from langevin.kernels.view import View
 
 
 def shifted(h_BLW: Tensor, hop: int) -> Tensor:

@@ -16,12 +16,12 @@ from torch import nn
 
 from langevin.callable_module import callable_module
 from langevin.errors import UsageError, unknown
+from langevin.kernels.view import View
 from langevin.mixers.attend import attend
 from langevin.mixers.attention import Attention, Cache, Scalars
 from langevin.mixers.drift import Wrapper
 from langevin.mixers.mechanism import Geometry, Mechanism, SoftmaxMechanism
 from langevin.mixers.spec import ALIASES, MIXERS, WRAPPERS, Spec, parse, register, register_wrapper
-from langevin.mixers.view import View
 
 __all__ = [
     "ALIASES",

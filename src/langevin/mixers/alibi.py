@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from langevin.mixers.view import View, wide
+from langevin.kernels.view import View, wide
 
 # Positions are counted in units of this many tokens, which keeps both columns in the range of float16.
 _UNIT = 256

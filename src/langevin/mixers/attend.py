@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from langevin.errors import UsageError
+from langevin.kernels.view import View, wide
 from langevin.mixers.attention import no_alibi, only_mechanism
 from langevin.mixers.mechanism import Geometry, Parameters, as_many_heads
 from langevin.mixers.spec import Spec, parse
-from langevin.mixers.view import View, wide
 
 
 def attend(

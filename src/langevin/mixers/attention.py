@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from langevin.errors import UsageError
+from langevin.kernels.view import View, wide
 from langevin.mixers.mechanism import Geometry, Mechanism, Parameters, as_many_heads
 from langevin.mixers.spec import Spec
-from langevin.mixers.view import View, wide
 
 Positions = Literal["none", "rope", "alibi"]
 ROPE_BASE = 10_000.0

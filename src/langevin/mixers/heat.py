@@ -25,6 +25,7 @@ from torch import Tensor
 
 from langevin.errors import UsageError
 from langevin.kernels.linear import visible_sum
+from langevin.kernels.view import View, wide
 from langevin.mixers.mechanism import (
     Geometry,
     Parameters,
@@ -34,7 +35,6 @@ from langevin.mixers.mechanism import (
     per_head,
 )
 from langevin.mixers.spec import register
-from langevin.mixers.view import View, wide
 
 LAW_TIME, LAW_DEPTH = 0.28, 4
 _TINY = 1e-12  # under the root, for a finite slope at zero

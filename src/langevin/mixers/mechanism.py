@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from langevin.kernels import banded, reference, sdpa
+from langevin.kernels.view import View, wide
 from langevin.mixers import alibi
-from langevin.mixers.view import View, wide
 
 Parameters = dict[str, Tensor]
 

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from langevin.errors import UsageError
 from langevin.kernels.stencil import neighbour, only_real
+from langevin.kernels.view import View
 from langevin.mixers.attention import Cache, Wrappers, check_input
 from langevin.mixers.mechanism import Geometry
 from langevin.mixers.spec import Spec, register
-from langevin.mixers.view import View
 
 
 @register("neighbor")

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from langevin.kernels import pointwise, reference
+from langevin.kernels.view import View, wide
 from langevin.mixers import alibi
 from langevin.mixers.mechanism import Geometry, Mechanism, Parameters, as_many_heads, initial
 from langevin.mixers.spec import register
-from langevin.mixers.view import View, wide
 
 
 @register("sigmoid")

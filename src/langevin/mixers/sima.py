@@ -21,9 +21,9 @@ from torch import Tensor
 
 from langevin.errors import UsageError
 from langevin.kernels import linear, pointwise, reference
+from langevin.kernels.view import View, wide
 from langevin.mixers.mechanism import Geometry, Mechanism, Parameters, as_many_heads
 from langevin.mixers.spec import register
-from langevin.mixers.view import View, wide
 
 _LEAST_NORM = 1e-12
 

@@ -16,9 +16,9 @@ from typing import Literal
 from torch import Tensor
 
 from langevin.errors import UsageError
+from langevin.kernels.view import View
 from langevin.mixers.mechanism import Geometry, Parameters, SoftmaxMechanism, initial, per_head
 from langevin.mixers.spec import register
-from langevin.mixers.view import View
 
 
 @register("ssmax")

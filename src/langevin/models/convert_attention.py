@@ -19,9 +19,9 @@ from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 from transformers.masking_utils import sdpa_mask
 
 from langevin.errors import UsageError
+from langevin.kernels.view import View
 from langevin.mixers.attention import QKV
 from langevin.mixers.mechanism import SoftmaxMechanism
-from langevin.mixers.view import View
 
 NAME = "langevin"
 _HIDDEN = -1e4  # an additive mask hides a key with this or less

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
 from langevin.errors import UsageError
+from langevin.kernels.view import View
 from langevin.mixers.neighbor import NeighborMixer
-from langevin.mixers.view import View
 from langevin.models.convert_attention import view_of
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from langevin.errors import UsageError
-from langevin.mixers.view import wide
+from langevin.kernels.view import wide
 
 # Tokens (B, L + 1); scored (B, L), True where a target counts; perhaps the unit (document) of each target.
 Windows = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
