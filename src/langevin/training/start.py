@@ -17,7 +17,7 @@ from langevin.errors import UsageError
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.config import LangevinConfig
 from langevin.models.cost import flops_of
-from langevin.training import checkpoint, track
+from langevin.training import checkpoint, parallel, track
 from langevin.training.config import TrainConfig
 from langevin.training.fitting import budget, seconds_a_step
 from langevin.training.loop import Trainer
@@ -50,7 +50,8 @@ def prepared(
     track.check(_tracked(config))
     corpus = prepare(config.data, tokenizer=config.tokenizer, progress=not quiet and world.first)
     torch.manual_seed(config.seed)
-    trainer = Trainer(config, build(config, corpus).to(device), corpus, folder, world)
+    model = parallel.built(lambda: build(config, corpus), config.parallel, world, device)
+    trainer = Trainer(config, model, corpus, folder, world)
     if world.first:
         folder.mkdir(parents=True, exist_ok=True)
         config.write(folder / "config.yaml")
@@ -72,12 +73,9 @@ def _tracked(config: TrainConfig) -> list[str]:
 def _go_on(trainer: Trainer, console: Console) -> None:
     refused: list[str] = []
     world, folder = trainer.world, trainer.folder / "checkpoints"
-    last = checkpoint.newest(folder, refused) if world.first else None
-    instead = "the one before it is used" if last is not None else "there is none before it"
+    last = world.ask_first(lambda: checkpoint.newest(folder, trainer.held(), refused))
     for problem in refused:
-        console.print(f"refused checkpoint {problem}; {instead}", style="yellow")
-    step = int(world.agree(int(last.name.partition("-")[2]) if last is not None else -1))
-    last = folder / f"step-{step}" if step >= 0 else None
+        console.print(f"refused checkpoint {problem}; the one before it is used", style="yellow")
     if last is not None and not last.is_dir():
         raise UsageError(
             f"process {world.rank} does not see {last}", "Put --out on a disk that all machines share."
