@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from langevin.mixers.attention import Scalars
-from langevin.training.config import TrainConfig
+from langevin.settings import TrainConfig
 from langevin.training.parallel import like, norm_of_all, own
 
 
@@ -192,10 +192,14 @@ class Update:
         return kept
 
     @torch.no_grad()
-    def __call__(self) -> None:
+    def __call__(self, times: Tensor | None = None) -> None:
+        """Update the weights by their gradients, or by so many times those."""
         for x, p in zip(self.held, self.parameters.values(), strict=True):
             x.grad = None if p.grad is None else own(p.grad)
-        norm = nn.utils.get_total_norm([x.grad for x in self.held if x.grad is not None])
+        gradients = [x.grad for x in self.held if x.grad is not None]
+        if times is not None:
+            torch._foreach_mul_(gradients, times)
+        norm = nn.utils.get_total_norm(gradients)
         norm = norm_of_all(norm) if self.spread else norm
         if self.scale is not None:
             norm = norm / self.scale
