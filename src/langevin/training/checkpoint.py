@@ -52,6 +52,8 @@ class State:
     best_step: int | None = None
     bad_steps: int = 0  # skipped in all
     seconds: float = 0.0  # with evaluations, over all sessions
+    looks: int = 0  # evaluations in the run, where eval_every does not say
+    looked_at: int = 0  # validation batches in each
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
