@@ -76,6 +76,55 @@ def test_two_processes_with_dropout_go_on_with_the_same_bits(
     assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
 
 
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor
+from langevin import runs
+from langevin.settings import TrainConfig
+from langevin.training import start
+status = dict(line.split(":") for line in open("/proc/self/status"))
+most = int(status["VmData"].split()[0]) * 1024 + int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+runs.train(TrainConfig.read(Path(sys.argv[1])), Path(sys.argv[2]), quiet=True)
+"""
+
+
+@pytest.mark.slow  # starts four processes, and draws and writes some hundred megabytes
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of processes as Linux does")
+def test_two_processes_train_a_model_that_neither_may_hold_and_one_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and moments take 379 MB; a process may have 350 MB more than it has when it starts."""
+    monkeypatch.setenv("LANGEVIN_CACHE", str(tmp_path / "cache"))
+    large = {"layers": 40, "width": 256, "heads": 4, "batch": 2, "steps": 4, "eval_tokens": 16}
+    config = plain(tmp_path, **large, ema=0.0, checkpoint_every=2, parallel="fsdp")
+    limit = 350_000_000
+    data = prepare(config.data, "bytes", progress=False)
+    assert 3 * 4 * sum(p.numel() for p in build(config, data).parameters()) > limit
+    settings, script = tmp_path / "settings.yaml", tmp_path / "limited.py"
+    settings.write_text(config.as_yaml())
+    script.write_text(LIMITED)
+    # What is freed goes back at once.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "200000"}
+
+    def limited(out: str, *launcher: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *launcher, str(script), str(settings), str(tmp_path / out), str(limit)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+    alone = limited("alone")
+    assert alone.returncode == 1
+    assert "can't allocate memory" in alone.stderr
+    together = limited("two", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+    assert together.returncode == 0, together.stderr[-3000:]
+    two = losses(tmp_path / "two")
+    assert two[4] < two[2]
+    shutil.rmtree(tmp_path / "two" / "checkpoints" / "step-4")
+    run, _ = train(config, tmp_path / "two", resume=True, quiet=True)
+    assert losses(run.path)[4] == pytest.approx(two[4], abs=1e-5)
+    assert sum(p.numel() for p in run.model.parameters()) * 12 > limit
+
+
 def test_processes_that_do_not_divide_the_batch_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

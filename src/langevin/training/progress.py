@@ -6,11 +6,13 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -18,10 +20,10 @@ from safetensors import SafetensorError
 
 from langevin.errors import WorkError
 from langevin.models.cost import peak_flops
-from langevin.training.checkpoint import replace_folder
+from langevin.training.checkpoint import State, remedy, replace_folder, weights, write_tensors
 
 if TYPE_CHECKING:
-    from langevin.training.loop import State, Trainer
+    from langevin.training.loop import Trainer
     from langevin.training.track import Tracker
 
 LOG_SECONDS = 1.0
@@ -77,6 +79,7 @@ class Progress:
             "tokens": state.step * trainer.a_step,
             "split": "train",
             "loss": loss,
+            "gradient_norm": trainer.update.mean_norm(),
             "lr": float(trainer.update.optimizers[0].param_groups[0]["lr"]),
             "tokens_per_second": rate,
             "seconds": state.seconds,
@@ -123,21 +126,30 @@ class Progress:
         self, trainer: Trainer, target: Path, more: Callable[[Trainer, Path], None] = lambda t, f: None
     ) -> None:
         """Write the model as it is, in the place of what was there, in one move."""
-        weights = trainer.whole_weights()
-        if not self.writes:
-            return
+        model, spread = trainer.model, trainer.world.size > 1 and trainer.config.parallel == "fsdp"
 
         def fill(folder: Path) -> None:
-            trainer.model.save_pretrained(folder, state_dict=weights)
+            if spread:
+                model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
+                model.config.save_pretrained(folder)
+                model.generation_config.save_pretrained(folder)
+                write_tensors(folder / "model.safetensors", weights(model))
+            else:
+                model.save_pretrained(folder)
             more(trainer, folder)
 
+        if not self.writes:
+            if spread:
+                write_tensors(None, weights(model))
+            return
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            replace_folder(target, fill)
+            with without_bars():
+                replace_folder(target, fill)
         except (OSError, SafetensorError) as error:
             raise WorkError(
                 f"the model could not be written to {target}: {error}",
-                "Free some space and go on with --resume auto: the last checkpoint is whole.",
+                remedy(self.file.parent, "Free some space and go on with --resume auto."),
             ) from error
 
     def _put_tokenizer(self, trainer: Trainer, folder: Path) -> None:
@@ -163,22 +175,37 @@ class Progress:
             return
         for tracker in self.trackers:
             tracker.write(row)
-        with open(self.file, "a") as file:
-            file.write(json.dumps(row) + "\n")
+        with open(self.file, "ab", buffering=0) as file:  # a line in one write, whole or torn at its end
+            file.write(json.dumps(row).encode() + b"\n")
+
+
+def rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The rows of metrics.jsonl with their lines; what is torn or no row is left out."""
+    for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("split"), str):
+            yield line, row
 
 
 def cut_metrics(path: Path, step: int) -> None:
     """Forget what was logged after a checkpoint that a run goes on from."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if row["step"] <= step:
-            kept.append(line + "\n")
+    kept = [line for line, row in rows(path) if row["step"] <= step and line.endswith(b"\n")]
     temporary = path.with_suffix(".writing")
-    temporary.write_text("".join(kept))
+    temporary.write_bytes(b"".join(kept))
     os.replace(temporary, path)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Our own line tells how far a run is: no bars of transformers between."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

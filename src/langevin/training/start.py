@@ -21,7 +21,7 @@ from langevin.models.pretrained import pretrained, trained_length
 from langevin.objectives import OBJECTIVES
 from langevin.settings import TrainConfig
 from langevin.tasks import TASKS
-from langevin.training import checkpoint, track
+from langevin.training import checkpoint, parallel, track
 from langevin.training.fitting import budget, seconds_a_step
 from langevin.training.loop import Trainer
 from langevin.training.parallel import World
@@ -58,7 +58,8 @@ def prepared(
     track.check(_tracked(config))
     data = TASKS.parse(config.task).prepare(config, progress=not quiet and world.first)
     torch.manual_seed(config.seed)
-    trainer = Trainer(config, build(config, data).to(device), data, folder, world)
+    model = parallel.built(lambda: build(config, data), config.parallel, world, device)
+    trainer = Trainer(config, model, data, folder, world)
     if world.first:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(config.as_yaml())
@@ -80,12 +81,9 @@ def _tracked(config: TrainConfig) -> list[str]:
 def _go_on(trainer: Trainer, console: Console) -> None:
     refused: list[str] = []
     world, folder = trainer.world, trainer.folder / "checkpoints"
-    last = checkpoint.newest(folder, refused) if world.first else None
-    instead = "the one before it is used" if last is not None else "there is none before it"
+    last = world.ask_first(lambda: checkpoint.newest(folder, trainer.held(), refused))
     for problem in refused:
-        console.print(f"refused checkpoint {problem}; {instead}", style="yellow")
-    step = int(world.agree(int(last.name.partition("-")[2]) if last is not None else -1))
-    last = folder / f"step-{step}" if step >= 0 else None
+        console.print(f"refused checkpoint {problem}; the one before it is used", style="yellow")
     if last is not None and not last.is_dir():
         raise UsageError(
             f"process {world.rank} does not see {last}", "Put --out on a disk that all machines share."
