@@ -59,7 +59,7 @@ def metrics_row(line: bytes) -> dict[str, Any] | None:
 def sessions(folder: Path) -> list[dict[str, Any]]:
     """Where and when a run was trained and on what data: a record for each time it began or went on, the
     first first; version 0.1 kept only the last."""
-    shape = {"data": dict}
+    shape = {"data": {"splits": {str: dict}}}
     found = read_json(
         folder / ENVIRONMENT,
         (shape, [shape]),

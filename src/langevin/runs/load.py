@@ -15,7 +15,7 @@ from langevin.runs import files
 from langevin.runs.folder import ENVIRONMENT, read_metrics, sessions
 
 if TYPE_CHECKING:
-    from langevin.training.config import TrainConfig
+    from langevin.settings import TrainConfig
 
 AGAIN = "Bring the folder back from a copy, or train again."
 
@@ -61,6 +61,18 @@ class Run:
     @cached_property
     def tokenizer(self) -> Any:
         return read_tokenizer(files.standing(self.path / "model"))
+
+    @cached_property
+    def objective(self) -> Any:
+        from langevin.objectives import OBJECTIVES
+
+        return OBJECTIVES.parse(self.config.objective)
+
+    @cached_property
+    def task(self) -> Any:
+        from langevin.tasks import TASKS
+
+        return TASKS.parse(self.config.task)
 
     @cached_property
     def sessions(self) -> list[dict[str, Any]]:
@@ -133,7 +145,7 @@ def load(path: str | os.PathLike[str], checkpoint: str = "best", data: str | Non
     checkpoint: "best" by validation loss, "last", or the number of a step that was kept. data: where the
     data are now, if they were moved.
     """
-    from langevin.training.config import TrainConfig
+    from langevin.settings import TrainConfig
 
     folder = Path(path)
     if not (folder / "config.yaml").is_file():
@@ -190,7 +202,7 @@ def read_model(folder: Path, config: TrainConfig) -> Any:
 
     shape = {"model_type": str, "architectures": [str], "vocab_size": int}
     described = files.read_json(folder / "config.json", shape, AGAIN)
-    if described["model_type"] == "langevin":
+    if config.init is None:
         _refuse_other_settings(folder, described, config)
     with _in_words(folder):
         model, info = from_pretrained(
@@ -215,6 +227,7 @@ def _refuse_other_settings(folder: Path, described: dict[str, Any], config: Trai
     """Whatever config.json says of the model must be what the run was trained with."""
     from safetensors import SafetensorError, safe_open
 
+    from langevin.objectives import OBJECTIVES
     from langevin.training.start import model_config
 
     rows = None
@@ -224,9 +237,9 @@ def _refuse_other_settings(folder: Path, described: dict[str, Any], config: Trai
                 rows = stored.get_slice("model.embed.weight").get_shape()[0]
     except (OSError, SafetensorError) as error:
         raise WorkError(f"{folder} is damaged: {files.reason(error)}", AGAIN) from error
-    trained = model_config(config, vocab_size=described["vocab_size"], eos=0).to_dict()
-    trained |= {"architectures": ["LangevinForCausalLM"], "vocab_size": rows or described["vocab_size"]}
-    for key in (*SETTINGS, "architectures", "vocab_size"):
+    trained = model_config(config, vocab_size=described["vocab_size"] if rows is None else rows).to_dict()
+    trained["architectures"] = [OBJECTIVES.parse(config.objective).head]
+    for key in SETTINGS:
         if key in described and described[key] != trained[key]:
             raise WorkError(
                 f"{folder / 'config.json'} says {key}={described[key]!r:.60}, not {trained[key]!r:.60}",
@@ -236,15 +249,15 @@ def _refuse_other_settings(folder: Path, described: dict[str, Any], config: Trai
 
 SETTINGS = (
     *(
+        "model_type",
+        "architectures",
         "hidden_size",
         "num_hidden_layers",
         "num_attention_heads",
-        "num_key_value_heads",
-        "positions",
-        "norm",
+        "vocab_size",
     ),
-    *("max_position_embeddings", "mixer", "mlp", "intermediate_size", "qk_norm", "tie_word_embeddings"),
-    "causal",
+    *("num_key_value_heads", "max_position_embeddings", "mixer", "positions", "mlp", "intermediate_size"),
+    *("norm", "qk_norm", "tie_word_embeddings", "causal"),
 )
 
 

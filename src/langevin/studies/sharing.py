@@ -200,7 +200,7 @@ class _Training:
 
     def _begin(self, job: Job) -> Outcome | None:
         """Get a run ready; what came of it, if it does not train."""
-        from langevin.training.start import pick_device
+        from langevin.environment import pick_device
 
         if finished(job):
             return Outcome("done")
