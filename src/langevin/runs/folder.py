@@ -191,6 +191,9 @@ class Lock:
             for path in self.made:
                 path.rmdir()
 
+    def __del__(self) -> None:
+        self.release()
+
     def __enter__(self) -> Lock:
         return self
 
