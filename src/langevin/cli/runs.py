@@ -350,10 +350,10 @@ class Plot:
             figure = figures.attention(runs, self.text, self.layer, self.head)
         elif self.what == "curves":
             figure = figures.curves(runs)
+        elif self.what == "reliability":
+            figure = figures.reliability(runs, self.split)
         else:
-            figure = {"reliability": figures.reliability, "times": figures.times}[self.what](
-                runs, self.split
-            )
+            figure = figures.times(runs, self.split)
         figures.save(figure, out)
         print(out)
         return 0

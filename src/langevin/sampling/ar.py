@@ -95,8 +95,8 @@ def generate(
     """One text for each request, in their order.
 
     finished(index, text) is called as soon as a text ends; stepped(indices, tokens) after every token of a
-    batch. A streamer (transformers') shows the tokens of a single text as they come. note is told when texts
-    grow beyond the context that the model was trained with.
+    batch. A streamer (transformers') shows the tokens of a single text as they come. note is told when
+    texts grow beyond the context that the model was trained with.
     """
     if batch < 1:
         raise UsageError(f"batch={batch} must be 1 or more")

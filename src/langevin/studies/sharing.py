@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from langevin.errors import one_line
 from langevin.studies.plan import Plan
 from langevin.studies.work import (
     Job,
@@ -26,7 +27,6 @@ from langevin.studies.work import (
     fail,
     finished,
     forget,
-    one_line,
     started,
     tidied,
     work,

@@ -58,7 +58,9 @@ class Task:
 
         return Feed(lambda step: self.batch(data, config, step), self.held_out(data, config), device, share)
 
-    def measure(self, run: Any, model: Any, split: str, **options: Any) -> tuple[list[Row], dict[str, Any]]:
+    def measure(
+        self, run: Any, model: Any, split: str, *args: Any, **options: Any
+    ) -> tuple[list[Row], dict[str, Any]]:
         """What a model of a run is worth on a split, and details that are no single numbers.
 
         Every task takes the options device, batch (rows at a time), limit (the first so many tokens) and
