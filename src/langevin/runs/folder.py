@@ -103,8 +103,7 @@ def opened(folder: Path, resume: bool) -> State:
     """
     try:
         names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-        checkpoints = folder / "checkpoints"
-        steps = checkpoints.iterdir() if checkpoints.is_dir() else ()
+        steps = (folder / "checkpoints").iterdir() if "checkpoints" in names else ()
         trained = any(re.fullmatch(r"step-\d+", path.name) for path in steps)
     except FileNotFoundError:
         return "empty"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -126,13 +127,12 @@ class Run:
             raise UsageError(f"{self.path} was trained on since it was evaluated on {split}", remedy)
         return read
 
-    def keep_sample(self, text: dict[str, Any]) -> bool:
-        """Add a text to samples/; False where the folder cannot be written to."""
+    def keep_sample(self, text: dict[str, Any]) -> None:
+        """Add a text to samples/; where the folder cannot be written to, a warning says so."""
         try:
             files.append_json(self.path / "samples" / "samples.jsonl", text)
-        except WorkError:
-            return False
-        return True
+        except WorkError as error:
+            warnings.warn(error.cause, stacklevel=2)
 
     def _evaluation_file(self, split: str) -> Path:
         of = "" if self.checkpoint is None else f"-{self.checkpoint.name}"
