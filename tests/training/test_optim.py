@@ -77,15 +77,15 @@ def test_the_average_stands_still_while_a_step_is_left_out() -> None:
     with_gradients(model)
     update()
     assert update.average is not None
-    before = [x.clone() for x in update.average.values()]
+    before = [x.clone() for x in update.average]
     next(with_gradients(model, 2).parameters()).grad[0, 0] = float("nan")  # type: ignore[index]
     update()
-    for x, old in zip(update.average.values(), before, strict=True):
+    for x, old in zip(update.average, before, strict=True):
         assert torch.equal(x, old)
     with_gradients(model, 3)
     update()
-    for x, old, p in zip(update.average.values(), before, model.parameters(), strict=True):
-        torch.testing.assert_close(x, (old + p) / 2)
+    for x, old, p in zip(update.average, before, model.parameters(), strict=True):
+        torch.testing.assert_close(x, (old + 2 * p) / 3)  # weights 1/2 and 1, of the two steps there were
 
 
 def test_large_gradients_are_clipped_to_the_norm() -> None:

@@ -68,7 +68,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_it_used(
     else:
         (weights.parent / "manifest.json").unlink()
     refused: list[str] = []
-    assert checkpoint.newest(out / "checkpoints", refused) == out / "checkpoints" / "step-8"
+    assert checkpoint.newest(out / "checkpoints", refused=refused) == out / "checkpoints" / "step-8"
     assert refused[0].startswith("step-12: ")
     train(config, out, resume=True)
     assert "step-12" in capsys.readouterr().err
@@ -97,19 +97,19 @@ def test_a_signal_saves_and_stops_after_the_step_in_hand(
 
 
 def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = checkpoint.save_file
+    whole = checkpoint.write_tensors
 
-    def full(tensors: Any, path: Path) -> None:
+    def full(path: Path, tensors: Any) -> None:
         if "step-8" not in str(path):
-            return whole(tensors, path)
+            return whole(path, tensors)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
         try:
-            return whole(tensors, path)
+            return whole(path, tensors)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "write_tensors", full)
     with pytest.raises(WorkError, match="step 8 could not be written"):
         train(small(tmp_path), tmp_path / "run", quiet=True)
     kept = checkpoint.newest(tmp_path / "run" / "checkpoints")

@@ -39,8 +39,9 @@ def append_json(path: Path, value: Any) -> None:
     """A line more; what reads such a file leaves out a last one that is torn."""
     try:
         path.parent.mkdir(exist_ok=True)
-        with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+        line = json.dumps(value, ensure_ascii=False) + "\n"
+        with open(path, "ab", buffering=0) as file:  # in one write: whole, or torn at the end of the file
+            file.write(line.encode(errors="backslashreplace"))
     except OSError as error:
         raise not_written(path, error) from error
 

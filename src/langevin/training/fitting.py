@@ -55,14 +55,10 @@ def fitting_parts(trainer: Trainer) -> int:
     rows = trainer.feed.rows
     if trainer.config.accumulate is not None or not trainer.on_gpu or trainer.world.size > 1:
         return min(rows, trainer.config.accumulate or 1)
-    fresh = not any(optimizer.state for optimizer in trainer.update.optimizers)
 
     def fits(parts: int) -> bool:
         try:
-            # Room for the moments, where they are not there yet.
-            held = [torch.empty_like(p) for p in trainer.model.parameters() for _ in range(2 * fresh)]
             _try(trainer, parts)
-            del held
         except torch.OutOfMemoryError:
             trainer.update.forget_gradients()
             torch.cuda.empty_cache()

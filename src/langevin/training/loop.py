@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from langevin.objectives import OBJECTIVES, Batch, Objective
 from langevin.settings import TrainConfig
 from langevin.tasks import TASKS
 from langevin.training import checkpoint, parallel
+from langevin.training.checkpoint import State
 from langevin.training.fitting import LOOKS, budget, fitting_parts, within
 from langevin.training.graphs import Replayed
 from langevin.training.optim import Update, factor, set_rate
@@ -40,21 +40,6 @@ from langevin.training.signals import heeding_signals
 SAVE_SECONDS = 30.0  # at least so much training between checkpoints, unless checkpoint_every says otherwise
 AHEAD = 8  # steps the host may be ahead of a GPU
 WARM = 3  # steps before one is captured as a graph
-
-
-@dataclass
-class State:
-    """What a run remembers besides weights."""
-
-    step: int = 0
-    total: int = 0
-    best_loss: float = math.inf
-    best_step: int | None = None
-    bad_steps: int = 0  # skipped in all
-    bad_in_a_row: int = 0
-    loss_scale: float | None = None
-    good_steps: int = 0  # since the scale of the loss last changed
-    seconds: float = 0.0  # with evaluations, over all sessions
 
 
 class Trainer:
@@ -101,9 +86,12 @@ class Trainer:
 
     def run(self, progress: Progress) -> State:
         """Train to the end of the budget, or until a signal asks to stop."""
-        with heeding_signals(self.ask):
-            for _ in self.steps(progress):
-                pass
+        try:
+            with heeding_signals(self.ask):
+                for _ in self.steps(progress):
+                    pass
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(checkpoint.remedy(self.folder, "stopped at once.")) from error
         return self.state
 
     def steps(self, progress: Progress) -> Generator[None]:
@@ -160,32 +148,18 @@ class Trainer:
 
     def save(self) -> None:
         self.read_counters()
-        kept = {name: value for name, value in asdict(self.state).items() if name != "step"}
-        folder, update = self.folder / "checkpoints", self.update
-        checkpoint.save(
-            folder,
-            self.state.step,
-            self.model,
-            update.optimizers,
-            kept,
-            update.average,
-            world=self.world,
-        )
+        folder = self.folder / "checkpoints"
+        checkpoint.save(folder, self.state, self.held(), self.world)
         if self.world.first:
             checkpoint.prune(folder, self.config.keep, self.state.best_step, self.state.step)
         self.world.wait()
 
     def resume(self, path: Path) -> None:
-        values, average = checkpoint.load(path, self.model, self.update.optimizers, self.world.rank)
-        self.state = State(**values)
-        self.update.skipped.copy_(torch.tensor([self.state.bad_steps, self.state.bad_in_a_row]))
-        if self.update.scale is not None and self.state.loss_scale is not None:
-            self.update.scale.fill_(self.state.loss_scale)
-            self.update.good.fill_(self.state.good_steps)
-        if average is not None and self.update.average is not None:
-            with torch.no_grad():
-                for name, x in self.update.average.items():
-                    x.copy_(parallel.like(average[name], x))
+        self.state = checkpoint.load(path, self.held(), self.world.rank)
+
+    def held(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint holds."""
+        return {"weights": checkpoint.weights(self.model), **self.update.tensors()}
 
     def _step(self, step: int) -> None:
         set_rate(self.update.optimizers, factor(step, self.state.total, self.config))
@@ -207,10 +181,8 @@ class Trainer:
                 summed, count = self.backward(part)
             total, counted = total + summed, counted + count
         counted = self.world.summed(counted)
-        if isinstance(counted, Tensor):  # else it is what the gradients were divided by
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            torch._foreach_mul_(gradients, self.a_step / counted.clamp_min(1))
-        self.update()
+        # A plain count is what the gradients were divided by.
+        self.update(self.a_step / counted.clamp_min(1) if isinstance(counted, Tensor) else None)
         loss = total / counted
         finite = loss.isfinite()
         self.lost += torch.stack([torch.where(finite, loss, 0.0), finite.float()])
@@ -245,28 +217,18 @@ class Trainer:
 
     def read_counters(self) -> None:
         """Fetch from the device what steps were left out; too many in a row end the run."""
-        skipped = self.update.skipped.tolist()
-        self.state.bad_steps, self.state.bad_in_a_row = int(skipped[0]), int(skipped[1])
-        if self.update.scale is not None:
-            self.state.loss_scale = float(self.update.scale)
-            self.state.good_steps = int(self.update.good)
-        if self.state.bad_in_a_row >= self.config.max_bad_steps:
+        self.state.bad_steps, in_a_row = (int(x) for x in self.update.skipped.tolist())
+        if in_a_row >= self.config.max_bad_steps:
             last = self.state.step - 1 if self.on_gpu else self.state.step
             raise WorkError(
-                f"the gradient was not finite for {self.state.bad_in_a_row} steps, the last being step "
-                f"{last} ({self.feed.where(last)})",
-                "Lower --lr, raise --warmup, or use --precision fp32; the last checkpoint is whole.",
+                f"the gradient was not finite for {in_a_row} steps, the last being step {last} "
+                f"({self.feed.where(last)})",
+                checkpoint.remedy(self.folder, "Lower --lr, raise --warmup, or use --precision fp32."),
             )
 
     def model_flops(self) -> float:
         """Training FLOPs a token."""
         return flops_of(self.model, self.config.context)
-
-    def whole_weights(self) -> dict[str, Tensor] | None:
-        """The weights in one piece where they are spread over processes; None: they are."""
-        if self.world.size == 1 or self.config.parallel == "ddp":
-            return None
-        return {name: parallel.whole(x) for name, x in self.model.state_dict().items()}
 
     def mean_loss(self) -> float:
         """The mean training loss since it was last asked for, of the steps that had one."""
@@ -281,7 +243,7 @@ class Trainer:
             if not math.isfinite(loss):
                 raise WorkError(
                     f"the validation loss at step {state.step} is {loss}",
-                    "Lower --lr or use --precision fp32; the last checkpoint is whole.",
+                    checkpoint.remedy(self.folder, "Lower --lr or use --precision fp32."),
                 )
             if loss < state.best_loss:
                 state.best_loss, state.best_step = loss, state.step

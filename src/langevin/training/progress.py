@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -17,9 +19,10 @@ from rich.progress import Progress as Bar
 from langevin.models.cost import peak_flops
 from langevin.runs.files import append_json, write_folder, write_text
 from langevin.runs.folder import Lock, read_metrics
+from langevin.training.checkpoint import State, weights, write_tensors
 
 if TYPE_CHECKING:
-    from langevin.training.loop import State, Trainer
+    from langevin.training.loop import Trainer
     from langevin.training.track import Tracker
 
 LOG_SECONDS = 1.0
@@ -81,6 +84,7 @@ class Progress:
             "tokens": state.step * trainer.a_step,
             "split": "train",
             "loss": loss,
+            "gradient_norm": trainer.update.mean_norm(),
             "lr": float(trainer.update.optimizers[0].param_groups[0]["lr"]),
             "tokens_per_second": rate,
             "seconds": state.seconds,
@@ -127,15 +131,23 @@ class Progress:
         self, trainer: Trainer, target: Path, more: Callable[[Trainer, Path], None] = lambda t, f: None
     ) -> None:
         """Write the model as it is, in the place of what was there, in one move."""
-        weights = trainer.whole_weights()
-        if not self.writes:
-            return
+        model, spread = trainer.model, trainer.world.size > 1 and trainer.config.parallel == "fsdp"
 
         def fill(folder: Path) -> None:
-            trainer.model.save_pretrained(folder, state_dict=weights)
+            if spread:
+                model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
+                model.config.save_pretrained(folder)
+                model.generation_config.save_pretrained(folder)
+                write_tensors(folder / "model.safetensors", weights(model))
+            else:
+                model.save_pretrained(folder)
             more(trainer, folder)
 
-        write_folder(target, fill)
+        if self.writes:
+            with without_bars():
+                write_folder(target, fill)
+        elif spread:
+            write_tensors(None, weights(model))
 
     def _put_tokenizer(self, trainer: Trainer, folder: Path) -> None:
         """Its files as they were written the first time: to make them takes longer than a model's."""
@@ -167,6 +179,19 @@ class Progress:
 
 def cut_metrics(path: Path, step: int) -> None:
     """Forget what was logged after a checkpoint that a run goes on from."""
-    rows = read_metrics(path)
-    if rows:
-        write_text(path, "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step))
+    rows = [row for row in read_metrics(path) if row["step"] <= step]
+    if rows or path.exists():
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Our own line tells how far a run is: no bars of transformers between."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

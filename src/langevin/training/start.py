@@ -23,7 +23,7 @@ from langevin.runs.files import write_text
 from langevin.runs.folder import Lock, add_session, check_data, opened
 from langevin.settings import TrainConfig
 from langevin.tasks import TASKS
-from langevin.training import checkpoint, track
+from langevin.training import checkpoint, parallel, track
 from langevin.training.fitting import budget, seconds_a_step
 from langevin.training.loop import Trainer
 from langevin.training.parallel import World
@@ -66,17 +66,17 @@ def prepared(
     going_on = world.ask_first(claimed)
     track.check(_tracked(config))
     data = TASKS.parse(config.task).prepare(config, progress=not quiet and world.first)
-    if going_on and world.first:
+    if going_on:
         check_data(folder, data.manifest, config.data)
     torch.manual_seed(config.seed)
-    trainer = Trainer(config, build(config, data).to(device), data, folder, world)
-    if world.first:
-        write_text(folder / "config.yaml", config.as_yaml())
-    else:
+    model = parallel.built(lambda: build(config, data), config.parallel, world, device)
+    trainer = Trainer(config, model, data, folder, world)
+    if not world.first:
         torch.manual_seed(hash((config.seed, world.rank)))
     if going_on:
         _go_on(trainer, console)
     if world.first:
+        write_text(folder / "config.yaml", config.as_yaml())
         cut_metrics(folder / "metrics.jsonl", trainer.state.step)
         add_session(folder, session(device, trainer.state.step, data.manifest))
     wanted = _tracked(config) if world.first else []
@@ -93,12 +93,9 @@ def _tracked(config: TrainConfig) -> list[str]:
 def _go_on(trainer: Trainer, console: Console) -> None:
     refused: list[str] = []
     world, folder = trainer.world, trainer.folder / "checkpoints"
-    last = checkpoint.newest(folder, refused) if world.first else None
-    instead = "the one before it is used" if last is not None else "there is none before it"
+    last = world.ask_first(lambda: checkpoint.newest(folder, trainer.held(), refused))
     for problem in refused:
-        console.print(f"refused checkpoint {problem}; {instead}", style="yellow")
-    step = int(world.agree(int(last.name.partition("-")[2]) if last is not None else -1))
-    last = folder / f"step-{step}" if step >= 0 else None
+        console.print(f"refused checkpoint {problem}; the one before it is used", style="yellow")
     if last is not None and not last.is_dir():
         raise UsageError(
             f"process {world.rank} does not see {last}", "Put --out on a disk that all machines share."
