@@ -15,7 +15,7 @@ def scores(
     q_BHQD: Tensor,
     k_BHKD: Tensor,
     view: View,
-    sharpness: float | Tensor,
+    scale: float | Tensor,
     key_offset: Tensor | None = None,
     decay: float = 0.0,
 ) -> Tensor:
@@ -25,7 +25,7 @@ def scores(
         z = z + key_offset.transpose(-1, -2)
     if decay:
         z = z - (decay / 2) * squared_distance(view).to(z.dtype)
-    return z * sharpness
+    return z * scale
 
 
 def squared_distance(view: View) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from langevin.errors import UsageError
 from langevin.kernels import linear, pointwise, reference
 from langevin.kernels.view import View, wide
-from langevin.mixers.mechanism import Geometry, Mechanism, Parameters, as_many_heads
+from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, as_many_heads
 from langevin.mixers.spec import register
 
 _LEAST_NORM = 1e-12
@@ -38,19 +38,10 @@ class SimA(Mechanism):
     needs_past_queries = True
     recurrent = True
 
-    def attend(
-        self,
-        q_BHQD: Tensor,
-        k_BHKD: Tensor,
-        v_BHKD: Tensor,
-        view: View,
-        p: Parameters,
-        geometry: Geometry,
-        past_queries: Tensor | None = None,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        q, k = self.normalised(q_BHQD, k_BHKD, view, past_queries)
-        v = as_many_heads(_real(v_BHKD.to(q.dtype), view), q)
+    def attend(self, x: Inputs) -> Tensor:
+        view = x.view
+        q, k = self.normalised(x)
+        v = as_many_heads(_real(x.v_BHKD.to(q.dtype), view), q)
         free = view.window is None and view.interval is None and view.queries == view.keys
         if view.causal and free:
             out = linear.causal(q, k, v, view.starts_BK)
@@ -62,32 +53,19 @@ class SimA(Mechanism):
         else:
             none = torch.zeros(1, 1, 1, dtype=q.dtype, device=q.device)
             out = pointwise.attention(q, k, v, none, view, sigmoid=False)
-        return out.to(v_BHKD.dtype)
+        return out.to(x.v_BHKD.dtype)
 
-    def weights(
-        self,
-        q_BHQD: Tensor,
-        k_BHKD: Tensor,
-        view: View,
-        p: Parameters,
-        geometry: Geometry,
-        past_queries: Tensor | None = None,
-    ) -> Tensor:
-        q, k = self.normalised(q_BHQD, k_BHKD, view, past_queries, reference.visible_sum)
-        return reference.linear_weights(q @ k.transpose(-1, -2), view).to(q_BHQD.dtype)
+    def weights(self, x: Inputs) -> Tensor:
+        q, k = self.normalised(x, reference.visible_sum)
+        return reference.linear_weights(q @ k.transpose(-1, -2), x.view).to(x.q_BHQD.dtype)
 
     def normalised(
-        self,
-        q_BHQD: Tensor,
-        k_BHKD: Tensor,
-        view: View,
-        past_queries: Tensor | None,
-        visible_sum: Callable[[Tensor, View], Tensor] = linear.visible_sum,
+        self, x: Inputs, visible_sum: Callable[[Tensor, View], Tensor] = linear.visible_sum
     ) -> tuple[Tensor, Tensor]:
         """q_i / (‖q‖_i ‖k‖_i) and k, in float32 or better, zero at padding."""
-        dtype = wide(q_BHQD.dtype)
-        k = _real(k_BHKD.to(dtype), view)
-        every_q = q_BHQD if past_queries is None else torch.cat([past_queries, q_BHQD], -2)
+        view, dtype = x.view, wide(x.q_BHQD.dtype)
+        k = _real(x.k_BHKD.to(dtype), view)
+        every_q = x.q_BHQD if x.past_queries is None else torch.cat([x.past_queries, x.q_BHQD], -2)
         if every_q.shape[-2] != view.keys:
             raise UsageError(
                 f"sima normalises by past queries too: {view.keys} keys came with "
@@ -102,22 +80,13 @@ class SimA(Mechanism):
             q = q * view.visible_BQ[:, None, :, None].to(dtype)
         return q, as_many_heads(k, q)
 
-    def advance(
-        self,
-        q_BHLD: Tensor,
-        k_BHLD: Tensor,
-        v_BHLD: Tensor,
-        view: View,
-        p: Parameters,
-        geometry: Geometry,
-        state: tuple[Tensor, ...] | None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def advance(self, x: Inputs, state: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The state is Σ k vᵀ, Σ|q| and Σ|k| of the current document."""
-        dtype = wide(q_BHLD.dtype)
+        view, dtype = x.view, wide(x.q_BHQD.dtype)
         real = None if view.real_BK is None else view.real_BK[:, view.offset :]
         starts = None if view.starts_BK is None else view.starts_BK[:, view.offset :]
         here = View(view.queries, view.queries, True, view.device, real_BK=real)
-        q, k, v = (_real(x.to(dtype), here) for x in (q_BHLD, k_BHLD, v_BHLD))
+        q, k, v = (_real(y.to(dtype), here) for y in (x.q_BHQD, x.k_BHKD, x.v_BHKD))
         k, v = as_many_heads(k, q), as_many_heads(v, q)
         B, H, _, D = q.shape
         if state is None:
@@ -141,7 +110,7 @@ class SimA(Mechanism):
             outer = torch.where(goes_on[:, :, -1:], outer, 0.0)
             k = torch.where((local == local[:, -1:])[:, None, :, None], k, 0.0)
         outer = outer + k.transpose(-1, -2) @ v
-        return out.to(v_BHLD.dtype), (outer, q_norms[..., -1:, :], k_norms[..., -1:, :])
+        return out.to(x.v_BHKD.dtype), (outer, q_norms[..., -1:, :], k_norms[..., -1:, :])
 
     def state_size(self, geometry: Geometry, length: int) -> int:
         """The d×d sum of k vᵀ and the two norms of every head."""
