@@ -110,7 +110,7 @@ def geometry_of(module: nn.Module, layer: int, depth: int) -> Geometry:
         layer,
         depth,
         _train_length(config),
-        scale if isinstance(scale, float) else None,
+        scale if isinstance(scale, float) else (head_dim or width // heads) ** -0.5,
     )
 
 

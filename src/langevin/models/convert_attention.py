@@ -21,7 +21,7 @@ from transformers.masking_utils import sdpa_mask
 from langevin.errors import UsageError
 from langevin.kernels.view import View
 from langevin.mixers.attention import QKV
-from langevin.mixers.mechanism import SoftmaxMechanism
+from langevin.mixers.mechanism import Inputs, SoftmaxMechanism
 
 NAME = "langevin"
 _HIDDEN = -1e4  # an additive mask hides a key with this or less
@@ -83,8 +83,9 @@ def attention(
     """Mix by the module's own mixer; (B, Q, H, D) and the weights where they are asked for."""
     mixer = _mixer(module, query, value)
     _refuse_unknown_terms(module, options)
-    if scaling != mixer.geometry.scale:
-        mixer.geometry = dataclasses.replace(mixer.geometry, scale=_number(module, scaling))
+    scale = mixer.geometry.head_dim**-0.5 if scaling is None else _number(module, scaling)
+    if scale != mixer.geometry.scale:
+        mixer.geometry = dataclasses.replace(mixer.geometry, scale=scale)
     causal = is_causal(module, options)
     cache, past = getattr(module, "langevin_cache", None), None
     used = _keys_in_use(cache, module, mixer, key.shape[2])
@@ -97,7 +98,8 @@ def attention(
     weights = None
     if getattr(module, "langevin_weights", False) or options.get("output_attentions"):
         p = mixer.scalars.as_dict()
-        weights = mixer.mechanism.weights(query, key, view, p, mixer.geometry, past).to(query.dtype)
+        x = Inputs(query, key, value, view, p, mixer.geometry, past)
+        weights = mixer.mechanism.weights(x).to(query.dtype)
     return out.transpose(1, 2).contiguous(), weights
 
 
@@ -240,7 +242,7 @@ def _refuse_unknown_terms(module: nn.Module, options: dict[str, Any]) -> None:
             )
 
 
-def _number(module: nn.Module, scaling: float | None) -> float | None:
+def _number(module: nn.Module, scaling: float) -> float:
     if isinstance(scaling, Tensor):
         raise UsageError(
             f"{type(module).__name__} scales its scores by a tensor", "A plain number is supported."
