@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from langevin.runs import load, quiet_transformers, train
+from langevin.settings import TrainConfig
 from langevin.studies.sharing import work_together
 from langevin.studies.work import Job
-from langevin.training.config import TrainConfig
 from langevin.training.start import prepared, resolved
 
 SMALL = TrainConfig(

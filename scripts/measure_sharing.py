@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from langevin.bench_training import ENDLESS, RandomTokens
+from langevin.bench.training import ENDLESS, RandomTokens
 from langevin.environment import environment
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.runs import quiet_transformers
+from langevin.settings import TrainConfig
 from langevin.studies.plan import Plan, read_arms
 from langevin.studies.runner import compare
-from langevin.training.config import TrainConfig
 from langevin.training.loop import WARM, Trainer
 from langevin.training.progress import Progress
 from langevin.training.start import model_config, resolved

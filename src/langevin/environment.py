@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from langevin.errors import UsageError
+
 
 def environment(device: str) -> dict[str, Any]:
     """What a run or a measurement depends on besides its settings and data."""
@@ -28,6 +30,24 @@ def environment(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "commit": _commit(),
     }
+
+
+def pick_device(name: str) -> str:
+    """The device of this name, which must be here; auto: a GPU where there is one."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or not (index.isdecimal() and len(index) < 5 if ":" in name else True):
+        raise UsageError(f"no device is called {name!r}", "Use --device cpu, cuda or cuda:1.")
+    if kind == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise UsageError("no CUDA device is here", "Use --device cpu.")
+    if index and int(index) >= torch.cuda.device_count():
+        raise UsageError(f"there is no {name}: {torch.cuda.device_count()} are here", "Use --device cuda.")
+    return name
 
 
 def can_compile(device: str) -> bool:

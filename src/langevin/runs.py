@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from langevin.errors import UsageError
-from langevin.training.config import TrainConfig
+from langevin.settings import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,23 @@ class Run:
         return AutoTokenizer.from_pretrained(self.path / "model", local_files_only=True)
 
     @cached_property
+    def objective(self) -> Any:
+        from langevin.objectives import OBJECTIVES
+
+        return OBJECTIVES.parse(self.config.objective)
+
+    @cached_property
+    def task(self) -> Any:
+        from langevin.tasks import TASKS
+
+        return TASKS.parse(self.config.task)
+
+    def keep_sample(self, text: dict[str, Any]) -> None:
+        (self.path / "samples").mkdir(exist_ok=True)
+        with open(self.path / "samples" / "samples.jsonl", "a") as file:
+            file.write(json.dumps(text, ensure_ascii=False) + "\n")
+
+    @cached_property
     def environment(self) -> dict[str, Any]:
         return dict(json.loads((self.path / "environment.json").read_text()))
 
@@ -57,8 +74,9 @@ def train(
     config: TrainConfig, out: Path | None = None, *, resume: bool = False, quiet: bool = False
 ) -> tuple[Run, int | None]:
     """Train into a run folder; the run, and the signal that stopped it early (None: it is finished)."""
+    from langevin.environment import pick_device
     from langevin.training.parallel import joined
-    from langevin.training.start import pick_device, prepared
+    from langevin.training.start import prepared
 
     def trained() -> tuple[Run, int | None]:  # with it go the trainer and what it holds of the group
         trainer, progress = prepared(config, out, resume=resume, quiet=quiet, world=world, device=device)
@@ -69,7 +87,7 @@ def train(
         return trained()
 
 
-def load(path: str | os.PathLike[str]) -> Run:
+def load(path: str | os.PathLike[str], checkpoint: str = "best", data: str | None = None) -> Run:
     """Open a run folder."""
     folder = Path(path)
     if not (folder / "config.yaml").is_file():

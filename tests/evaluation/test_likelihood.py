@@ -19,7 +19,7 @@ from synthetic import (
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from langevin.bench import peak_memory
+from langevin.bench.mixers import peak_memory
 from langevin.errors import UsageError, WorkError
 from langevin.evaluation.calibration import measure
 from langevin.evaluation.likelihood import TokenScores, score, score_at, summary

@@ -6,7 +6,7 @@ import pytest
 
 from langevin.evaluation.runs import evaluate
 from langevin.runs import train
-from langevin.training.config import TrainConfig
+from langevin.settings import TrainConfig
 
 TEXT = "Ann had two pears. Bob had öne nut, and gave it to Cleo.\n" * 60
 

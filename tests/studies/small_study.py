@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from langevin.settings import TrainConfig
 from langevin.studies.measuring import SHARED
 from langevin.studies.plan import Plan, read_arms
 from langevin.studies.runner import compare, run_jobs
 from langevin.studies.work import Job, Outcome, work
-from langevin.training.config import TrainConfig
 
 TEXT = "".join(
     f"{name} had {n} {thing}. {name} gave one away, so {n - 1} were left.\n"

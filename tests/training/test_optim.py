@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from langevin.errors import WorkError
-from langevin.training.config import TrainConfig
+from langevin.settings import TrainConfig
 from langevin.training.fitting import fewest_parts
 from langevin.training.optim import Muon, Update, orthogonal
 

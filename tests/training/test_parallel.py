@@ -17,7 +17,7 @@ from small_run import small
 from langevin.data import prepare
 from langevin.errors import UsageError
 from langevin.runs import train
-from langevin.training.config import TrainConfig
+from langevin.settings import TrainConfig
 from langevin.training.loop import Trainer
 from langevin.training.parallel import World
 from langevin.training.start import build
@@ -25,7 +25,7 @@ from langevin.training.start import build
 
 def in_two_processes(config: TrainConfig, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     settings = out.with_suffix(".yaml")
-    config.write(settings)
+    settings.write_text(config.as_yaml())
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     command += ["-m", "langevin", "train", "--config", str(settings), "--out", str(out), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -33,7 +33,7 @@ def test_a_run_killed_twice_ends_with_the_bits_of_one_that_was_not(tmp_path: Pat
     config = small(tmp_path)
     train(config, tmp_path / "whole", quiet=True)
     settings = tmp_path / "settings.yaml"
-    config.write(settings)
+    settings.write_text(config.as_yaml())
     out = tmp_path / "killed"
     assert train_in_a_process(settings, out, dying_at_step(6)) == -signal.SIGKILL
     assert train_in_a_process(settings, out, DYING_WHILE_SAVING_STEP_8) == -signal.SIGKILL
@@ -154,7 +154,7 @@ def test_averaged_weights_are_resumed_too(tmp_path: Path) -> None:
     config = small(tmp_path, ema=0.9)
     train(config, tmp_path / "whole", quiet=True)
     settings = tmp_path / "settings.yaml"
-    config.write(settings)
+    settings.write_text(config.as_yaml())
     train_in_a_process(settings, tmp_path / "killed", dying_at_step(9))
     train(config, tmp_path / "killed", resume=True, quiet=True)
     name = "checkpoints/step-12/average.safetensors"

@@ -71,3 +71,12 @@ def names() -> list[Listed]:
         size = sum(path.stat().st_size for path in paths) if here else None
         rows.append(Listed(name, "text", text.about, text.tokenizer, here, size))
     return rows
+
+
+def same_data(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    if before.get("tokenizer") != now.get("tokenizer"):
+        return "the tokenizer"
+    for split, facts in before["splits"].items():
+        if facts.get("text_sha256") != now["splits"][split].get("text_sha256"):
+            return f"the {split} text"
+    return None

@@ -46,6 +46,29 @@ class Corpus:
         return int(self.manifest["tokenizer"]["eos"])
 
     @property
+    def separator(self) -> int:
+        return self.eos
+
+    def position_ids(self, tokens: A) -> A:
+        import torch
+
+        here = torch.arange(tokens.shape[-1], device=tokens.device).expand(tokens.shape)
+        starts = torch.where(tokens == self.separator, here, 0).cummax(-1).values
+        return here - starts
+
+    def scored(self, tokens: A) -> A | None:
+        return None
+
+    def scored_text(self, split, limit):
+        tokens = self.tokens(split)
+        first = self.tokenizer.decode(tokens[:1].tolist(), skip_special_tokens=True)
+        if limit is None or limit >= len(tokens):
+            size = self.manifest["splits"][split]
+            return size["characters"] - len(first), size["bytes"] - len(first.encode())
+        text = self.tokenizer.decode(tokens[:limit].tolist(), skip_special_tokens=True)
+        return len(text) - len(first), len(text.encode()) - len(first.encode())
+
+    @property
     def has_documents(self) -> bool:
         return bool(self.manifest["documents"])
 

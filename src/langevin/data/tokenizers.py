@@ -225,3 +225,8 @@ def _bpe(size: int, texts: list[str]) -> Tokenizer:
     )
     tokenizer.train_from_iterator((piece for text in texts for piece in chunks(text)), trainer)
     return tokenizer
+
+
+def encode_prompt(tokenizer, text):
+    ids = list(tokenizer(text).input_ids) if text else []
+    return ids or [tokenizer.eos_token_id]

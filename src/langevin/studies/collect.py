@@ -8,7 +8,7 @@ order; times stand only under `seconds`, `tokens_per_second`, `decode_ms_per_tok
 from __future__ import annotations
 
 import platform
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +63,11 @@ def tuned(plan: Plan, folder: Path) -> tuple[Plan, dict[str, list[dict[str, Any]
     return replace(plan, arms=tuple(arms)), trials
 
 
-def collect(plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Size]) -> dict[str, Any]:
-    """The results of a comparison, finished or not; a run that is not there counts as failed."""
+def collect(
+    plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Size] | None = None
+) -> dict[str, Any]:
+    """The results of a comparison, finished or not; a run that is not there counts as failed. sizes: of the
+    models, where they are known beforehand."""
     trials: dict[str, Any] = {}
     if plan.tune:
         plan, trials = tuned(plan, folder)
@@ -76,15 +79,16 @@ def collect(plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Si
         alone = read_json(folder / arm.slug / ALONE)
         if alone:
             alone["decode_ms_per_token"] = decoding.get(arm.slug)
-        state = next((model["state_bytes"] for model in models if model), None)
+        known: dict[str, Any] = next((model for model in models if model), {})
+        size = asdict(sizes[arm.name]) if sizes else known
         arms.append(
             {
                 "name": arm.name,
                 "spec": arm.spec,
                 "changes": arm.changes,
-                "parameters": sizes[arm.name].parameters,
-                "flops_per_token": sizes[arm.name].flops_per_token,
-                "state_bytes": state,
+                "parameters": size.get("parameters"),
+                "flops_per_token": size.get("flops_per_token"),
+                "state_bytes": known.get("state_bytes"),
                 "runs": runs,
                 **({"alone": alone} if alone else {}),
                 **({"tuning": trials[arm.name]} if trials else {}),
@@ -96,7 +100,7 @@ def collect(plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Si
         "kind": "comparison",
         "title": plan.title or f"{len(plan.arms)} mixers on {Path(plan.settings.data).name}",
         "primary": plan.primary,
-        "metrics": described(plan.metrics),
+        "metrics": described(plan.settings.task, plan.metrics),
         "seeds": list(plan.seeds),
         "settings": plan.shared_settings(),
         "commands": about["commands"],
@@ -151,12 +155,12 @@ def data_facts(manifest: dict[str, Any], name: str) -> dict[str, Any]:
     entropy = manifest.get("true_entropy")
     return {
         "name": name,
-        "tokenizer": manifest["tokenizer"]["name"],
-        "tokenizer_sha256": manifest["tokenizer_sha256"],
-        "vocab_size": manifest["tokenizer"]["vocab_size"],
+        "tokenizer": manifest.get("tokenizer", {}).get("name"),
+        "tokenizer_sha256": manifest.get("tokenizer_sha256"),
+        "vocab_size": manifest.get("tokenizer", {}).get("vocab_size"),
         "true_nats_per_token": None if entropy is None else entropy["test"]["nats_per_token"],
         "splits": {
-            split: {k: facts[k] for k in kept}
+            split: {k: facts[k] for k in kept if k in facts}
             | ({} if entropy is None else {"true_nats_per_token": entropy[split]["nats_per_token"]})
             for split, facts in manifest["splits"].items()
         },

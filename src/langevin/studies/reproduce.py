@@ -18,9 +18,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from langevin.bench import Settings, bench_mixers
-from langevin.bench_training import bench_training
-from langevin.environment import environment
+from langevin.bench.mixers import Settings, bench_mixers
+from langevin.bench.training import bench_training
+from langevin.environment import environment, pick_device
 from langevin.errors import UsageError, unknown
 from langevin.studies.claims import in_short, published, published_speeds, published_trends
 from langevin.studies.collect import unmatched
@@ -34,7 +34,6 @@ from langevin.studies.sharing import Share
 from langevin.studies.statistics import by_seed, interval
 from langevin.studies.work import write_json
 from langevin.studies.workers import Workers
-from langevin.training.start import pick_device
 
 Results = dict[str, Any]
 

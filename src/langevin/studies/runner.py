@@ -20,8 +20,7 @@ from typing import Any, Literal, Protocol
 import torch
 from filelock import FileLock, Timeout
 
-from langevin.data import prepare
-from langevin.environment import can_compile
+from langevin.environment import can_compile, pick_device
 from langevin.errors import UsageError
 from langevin.studies import terms
 from langevin.studies.collect import TUNED, collect, data_facts, run_folder, trial_folder, tuned
@@ -32,7 +31,8 @@ from langevin.studies.report import write_report
 from langevin.studies.sharing import Share, share, worth_compiling
 from langevin.studies.work import Job, finished, read_json, tidied, work, write_json
 from langevin.studies.workers import Began, Ended, Tick, Workers
-from langevin.training.start import pick_device, resolved
+from langevin.tasks import TASKS
+from langevin.training.start import resolved
 
 On = Literal["local", "ray"]
 
@@ -61,21 +61,23 @@ def compare(
     """
     device = pick_device(plan.settings.device)
     plan = replace(plan, settings=replace(plan.settings, device=device))
-    corpus = prepare(plan.settings.data, tokenizer=plan.settings.tokenizer, progress=not quiet)
+    task = TASKS.parse(plan.settings.task)
+    data = task.prepare(plan.settings, progress=not quiet)
     if plan.equalise:
-        plan = terms.equalised(plan, corpus.vocab_size)
-    sizes = terms.sizes(plan, corpus.vocab_size)
-    plan = spelled_out(plan, sizes, corpus.vocab_size, device, begun(folder))
+        plan = terms.equalised(plan, data)
+    sizes = terms.sizes(plan, data)
+    vocab_size = task.model_settings(plan.settings, data)["vocab_size"]
+    plan = spelled_out(plan, sizes, vocab_size, device, begun(folder))
     display = Display(quiet)
     for sentence in terms.unequal(sizes):
         hint = "" if plan.equalise else "; --equalise makes them equal"
         display.say(sentence + hint, style="yellow")
-    divided = divide(plan, sizes, corpus.vocab_size, device, workers)
+    divided = divide(plan, sizes, vocab_size, device, workers)
     if on == "ray" and device != "cpu":
         divided = Share()  # each has a GPU to itself
     at_once = min(divided.at_once, len(plan.arms) * len(plan.seeds))
     about = {
-        "data": data_facts(corpus.manifest, plan.settings.data),
+        "data": data_facts(data.manifest, plan.settings.data),
         "commands": [plan.command()],
         "workers": at_once,
         "added": [],

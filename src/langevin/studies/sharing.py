@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from langevin.errors import one_line
 from langevin.studies.plan import Plan
 from langevin.studies.work import (
     Job,
@@ -26,7 +27,6 @@ from langevin.studies.work import (
     fail,
     finished,
     forget,
-    one_line,
     started,
     tidied,
     work,
@@ -200,7 +200,7 @@ class _Training:
 
     def _begin(self, job: Job) -> Outcome | None:
         """Get a run ready; what came of it, if it does not train."""
-        from langevin.training.start import pick_device
+        from langevin.environment import pick_device
 
         if finished(job):
             return Outcome("done")

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from langevin.errors import UsageError
+from langevin.errors import UsageError, one_line
+from langevin.settings import TrainConfig
 from langevin.studies.measuring import SHARED, best_of, measured, measured_at, was_shared
-from langevin.training.config import TrainConfig
 
 ALONE = "alone.json"  # of an arm: what it costs to train with the device to itself
 DECODING = "decoding.json"  # of a comparison: what a token costs each arm
@@ -136,8 +136,8 @@ def forget() -> None:
 
 
 def _made(job: Job) -> Outcome:
+    from langevin.environment import pick_device
     from langevin.evaluation import cost
-    from langevin.training.start import pick_device
 
     device = pick_device(job.config.device)
     peak = cost.PeakMemory(device)
@@ -153,8 +153,8 @@ def _made(job: Job) -> Outcome:
 
 def conclude(job: Job, peak_memory: int | None = None) -> Outcome:
     """What follows the training of a run: measure it, and write that it is done."""
+    from langevin.environment import pick_device
     from langevin.runs import load
-    from langevin.training.start import pick_device
 
     run = load(job.folder)
     record: dict[str, Any] = {"seed": job.config.seed, "best": best_of(run)}
@@ -167,8 +167,8 @@ def conclude(job: Job, peak_memory: int | None = None) -> Outcome:
 
 
 def _matched(job: Job, loss: float) -> Outcome:
+    from langevin.environment import pick_device
     from langevin.runs import load
-    from langevin.training.start import pick_device
 
     values = measured_at(load(job.folder), loss, pick_device(job.config.device), job.test_tokens)
     write_json(job.record, {"loss": loss, "values": values})
@@ -176,22 +176,19 @@ def _matched(job: Job, loss: float) -> Outcome:
 
 
 def _timed(job: Job) -> Outcome:
-    from langevin.bench_training import alone
-    from langevin.data import prepare
-    from langevin.training.start import pick_device
+    from langevin.bench.training import alone
+    from langevin.environment import pick_device
+    from langevin.tasks import TASKS
 
-    config = job.config
-    corpus = prepare(config.data, tokenizer=config.tokenizer, progress=False)
-    tokens = len(corpus.tokens("train"))
-    tokens = min(tokens, config.train_tokens or tokens)
-    write_json(job.record, alone(config, corpus.vocab_size, tokens, pick_device(config.device)))
+    data = TASKS.parse(job.config.task).prepare(job.config)
+    write_json(job.record, alone(job.config, data, pick_device(job.config.device)))
     return Outcome("done")
 
 
 def _decoded(job: Job) -> Outcome:
+    from langevin.environment import pick_device
     from langevin.evaluation.cost import decode_ms_in_turns
     from langevin.runs import load
-    from langevin.training.start import pick_device
 
     device = pick_device(job.config.device)
     models = {folder.parent.name: load(folder).model.to(device) for folder in job.decoding}
@@ -240,11 +237,6 @@ def write_json(path: Path, value: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-
-
-def one_line(error: BaseException) -> str:
-    cause = getattr(error, "cause", None) or f"{type(error).__name__}: {error}"
-    return " ".join(str(cause).split())[:500]
 
 
 def _drop_torn(folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from langevin.data.feed import chunks
 from langevin.errors import WorkError
 from langevin.training.checkpoint import random_state, set_random_state
 
@@ -22,12 +23,11 @@ LOOKS = 10  # evaluations in a run, unless eval_every says otherwise
 def budget(trainer: Trainer) -> int:
     """Steps the budget allows; minutes are turned into steps by timing a few first."""
     config = trainer.config
-    a_step = config.batch * config.context
     if config.steps is not None:
         return config.steps
     if config.minutes is None:
-        return max(1, math.ceil((config.tokens or 10_000_000) / a_step))
-    a_look = min(config.eval_tokens, len(trainer.feed.valid)) / a_step / 3
+        return max(1, math.ceil((config.tokens or 10_000_000) / trainer.a_step))
+    a_look = config.eval_tokens / trainer.a_step / 3
     return max(20, int(config.minutes * 60 / seconds_a_step(trainer) - LOOKS * a_look))
 
 
@@ -52,7 +52,7 @@ def seconds_a_step(trainer: Trainer) -> float:
 
 def fitting_parts(trainer: Trainer) -> int:
     """As few parts a step as fit into the memory of the device."""
-    rows = len(trainer.feed.starts)
+    rows = trainer.feed.rows
     if trainer.config.accumulate is not None or not trainer.on_gpu or trainer.world.size > 1:
         return min(rows, trainer.config.accumulate or 1)
     fresh = not any(optimizer.state for optimizer in trainer.update.optimizers)
@@ -78,7 +78,7 @@ def _try(trainer: Trainer, parts: int) -> None:
     """A backward pass that leaves no trace, finished when this returns."""
     random = random_state()
     trainer.feed.put(0)
-    trainer.backward(trainer.feed.batch().chunk(parts)[0])
+    trainer.backward(chunks(trainer.feed.batch(), parts)[0])
     gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
     float(nn.utils.get_total_norm(gradients))
     trainer.update.forget_gradients()

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from langevin.data import Corpus
+from langevin.data.feed import chunks
 from langevin.errors import UsageError, WorkError
 from langevin.models.cost import flops_of
-from langevin.objectives import ar
+from langevin.objectives import OBJECTIVES, Batch, Objective
+from langevin.settings import TrainConfig
+from langevin.tasks import TASKS
 from langevin.training import checkpoint, parallel
-from langevin.training.config import TrainConfig
-from langevin.training.feed import Feed
 from langevin.training.fitting import LOOKS, budget, fitting_parts, within
 from langevin.training.graphs import Replayed
 from langevin.training.optim import Update, factor, set_rate
@@ -61,9 +61,11 @@ class Trainer:
     """One run: a model, its data and where they stand."""
 
     def __init__(
-        self, config: TrainConfig, model: Any, corpus: Corpus, folder: Path, world: World | None = None
+        self, config: TrainConfig, model: Any, data: Any, folder: Path, world: World | None = None
     ) -> None:
-        self.config, self.model, self.corpus, self.folder = config, model, corpus, folder
+        self.config, self.model, self.data, self.folder = config, model, data, folder
+        self.task, self.objective = TASKS.parse(config.task), OBJECTIVES.parse(config.objective)
+        self.a_step = self.task.tokens_a_step(config)
         self.world = world or World()
         self.device = next(model.parameters()).device
         self.on_gpu = self.device.type == "cuda"
@@ -79,19 +81,19 @@ class Trainer:
         self.update = Update(model, config)
         if config.checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        objective = torch.compile(ar.loss, dynamic=False) if config.compile == "loss" else ar.loss
-        self.training_loss: Callable[[Tensor, int | None], Tensor]
+        objective = self.objective.with_compiled_loss() if config.compile == "loss" else self.objective
+        self.training_loss: Callable[[Batch], tuple[Tensor, Tensor | int]]
         self.training_loss = partial(self._loss, self.forward, objective)
         if config.compile == "on":
             self.training_loss = torch.compile(self.training_loss, dynamic=False)
-        self.feed = Feed(config, corpus, self.device, self.world)
+        self.feed = self.task.feed(data, config, self.device, self.world.share)
         self.lost = torch.zeros(2, device=self.device)  # sum and number of losses since they were read
         self.parts = 0
         own = self.stream if config.graphs and self.world.size == 1 else None
         forget = self.update.forget_gradients
         self.compute = Replayed(self._compute, own, after=WARM, what="steps", clear=forget)
         self.look: Replayed | None = None
-        self.looked = torch.zeros((), device=self.device)  # validation loss, summed over windows
+        self.looked = torch.zeros(2, device=self.device)  # validation loss, summed, and what it counts
         self.launched: deque[torch.cuda.Event] = deque()
         self.state = State()
         self.asked: int | None = None  # a signal that came
@@ -111,7 +113,7 @@ class Trainer:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._stream():
             self.parts = fitting_parts(self)
-            if not self.state.total:
+            if not self.state.total and config.steps != 0:
                 self.state.total = int(self.world.agree(budget(self)))
             every = config.eval_every or max(1, math.ceil(self.state.total / LOOKS))
             progress.start(self.state, self)
@@ -126,6 +128,10 @@ class Trainer:
 
     def _train(self, progress: Progress, every: int) -> Iterator[None]:
         config, saved_at = self.config, time.monotonic()
+        if not self.state.total:  # nothing to train: the model as it starts
+            with self._stream():
+                self._evaluate(progress)
+                self.save()
         while self.state.step < self.state.total and self.stopped_by is None:
             with self._stream():
                 begin = time.perf_counter()
@@ -194,36 +200,40 @@ class Trainer:
         """Everything that a step does on the device."""
         self.update.forget_gradients()
         total = torch.zeros((), device=self.device)
-        chunks = self.feed.batch().chunk(self.parts)
-        for i, part in enumerate(chunks):
-            with parallel.gradients(self.forward, last=i + 1 == len(chunks)):
-                total += self.backward(part)
+        counted: Tensor | int = 0
+        parts = chunks(self.feed.batch(), self.parts)
+        for i, part in enumerate(parts):
+            with parallel.gradients(self.forward, last=i + 1 == len(parts)):
+                summed, count = self.backward(part)
+            total, counted = total + summed, counted + count
+        counted = self.world.summed(counted)
+        if isinstance(counted, Tensor):  # else it is what the gradients were divided by
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, self.a_step / counted.clamp_min(1))
         self.update()
-        finite = total.isfinite()
-        self.lost += torch.stack([torch.where(finite, total, 0.0), finite.float()])
+        loss = total / counted
+        finite = loss.isfinite()
+        self.lost += torch.stack([torch.where(finite, loss, 0.0), finite.float()])
 
-    def backward(self, part: Tensor) -> Tensor:
-        """Add the gradients of a part of a batch; its part of the loss."""
-        loss = self.loss(part, self.config.batch * self.config.context)
+    def backward(self, part: Batch) -> tuple[Tensor, Tensor | int]:
+        """Add the gradients of a part of a batch, divided by the tokens of a step; its summed loss, and how
+        much counts in it."""
+        summed, count = self.loss(part)
         scale = self.update.scale
-        spread = loss * self.world.size  # gradients are averaged over processes
+        spread = summed * (self.world.size / self.a_step)  # gradients are averaged over processes
         (spread if scale is None else spread * scale).backward()
-        return loss.detach()
+        return summed.detach(), count
 
-    def loss(self, tokens: Tensor, count: int | None = None) -> Tensor:
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor | int]:
         """Of training batches by the compiled model, of others by the plain one: a shape more to compile
         would cost more than it brings."""
         if self.model.training:
-            return self.training_loss(tokens, count)
-        return self._loss(self.model, ar.loss, tokens, count)
+            return self.training_loss(batch)
+        return self._loss(self.model, self.objective, batch)
 
-    def _loss(
-        self, model: Any, objective: Callable[..., Tensor], tokens: Tensor, count: int | None
-    ) -> Tensor:
-        inputs, targets = ar.shift(tokens)
+    def _loss(self, model: Any, objective: Objective, batch: Batch) -> tuple[Tensor, Tensor | int]:
         with self._precision():
-            logits = model(input_ids=inputs, use_cache=False).logits
-        return objective(logits, targets, total=count)
+            return objective.loss(model, batch)
 
     def _keep_close(self) -> None:
         """Let the host be a few steps ahead of the GPU and no more, so that signals and times are true."""
@@ -244,7 +254,7 @@ class Trainer:
             last = self.state.step - 1 if self.on_gpu else self.state.step
             raise WorkError(
                 f"the gradient was not finite for {self.state.bad_in_a_row} steps, the last being step "
-                f"{last} (windows starting at {[int(s) for s in self.feed.windows(last)[:4]]} ...)",
+                f"{last} ({self.feed.where(last)})",
                 "Lower --lr, raise --warmup, or use --precision fp32; the last checkpoint is whole.",
             )
 
@@ -281,19 +291,23 @@ class Trainer:
         progress.evaluated(state, self, loss)
 
     def valid_loss(self) -> float:
-        """Mean loss on the first eval_tokens validation tokens, in windows without overlap."""
+        """Mean loss on the validation batches that the task looks at while it trains."""
         if self.look is None and self.compute.graph is not None:
             pool = self.compute.graph.pool()
             self.look = Replayed(self._look, self.stream, after=1, what="evaluations", pool=pool)
         self.model.eval()
         (self.look or self._look)()
         self.model.train()
-        return float(self.looked) / sum(map(len, self.feed.held_out))
+        summed, count = self.looked.tolist()
+        return summed / count if count else math.nan
 
     @torch.no_grad()
     def _look(self) -> None:
-        losses = [self.loss(tokens) * len(tokens) for tokens in self.feed.held_out]
-        self.looked.copy_(torch.stack(losses).sum())
+        self.looked.zero_()
+        for batch in self.feed.held_out:
+            summed, count = self.loss(batch)
+            self.looked[0] += summed
+            self.looked[1] += count
 
     def ask(self, signal: int) -> None:
         """Ask the run to save and stop after the step in hand."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from langevin.mixers.attention import Scalars
-from langevin.training.config import TrainConfig
+from langevin.settings import TrainConfig
 from langevin.training.parallel import whole
 
 

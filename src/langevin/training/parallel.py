@@ -53,6 +53,14 @@ class World:
             dist.all_reduce(x, dist.ReduceOp.MAX if how == "largest" else dist.ReduceOp.SUM)
         return float(x)
 
+    def summed(self, count: Tensor | int) -> Tensor | int:
+        """What all processes count together; a plain number is the same in each."""
+        if self.size == 1 or isinstance(count, int):
+            return count * self.size
+        every = count.clone()
+        dist.all_reduce(every)
+        return every
+
     def ask_first(self, question: Callable[[], Answer]) -> Answer:
         """The first process's answer, for all; where it refuses, all refuse."""
         if self.size == 1:

@@ -71,11 +71,10 @@ class Progress:
         loss = trainer.mean_loss()
         trainer.read_counters()
         now = time.perf_counter()
-        a_step = trainer.config.batch * trainer.config.context
-        rate = steps * a_step / max(1e-9, now - self.logged_at)
+        rate = steps * trainer.a_step / max(1e-9, now - self.logged_at)
         row: dict[str, Any] = {
             "step": state.step,
-            "tokens": state.step * a_step,
+            "tokens": state.step * trainer.a_step,
             "split": "train",
             "loss": loss,
             "lr": float(trainer.update.optimizers[0].param_groups[0]["lr"]),
@@ -108,7 +107,7 @@ class Progress:
         self.valid = loss
         row = {
             "step": state.step,
-            "tokens": state.step * trainer.config.batch * trainer.config.context,
+            "tokens": state.step * trainer.a_step,
             "split": "valid",
             "loss": loss,
             "seconds": state.seconds,
@@ -143,9 +142,11 @@ class Progress:
 
     def _put_tokenizer(self, trainer: Trainer, folder: Path) -> None:
         """Its files as they were written the first time: to make them takes longer than a model's."""
+        if trainer.data.tokenizer is None:
+            return
         if not self.tokenizer:
             with tempfile.TemporaryDirectory() as place:
-                trainer.corpus.tokenizer.save_pretrained(place)
+                trainer.data.tokenizer.save_pretrained(place)
                 files = [path for path in Path(place).rglob("*") if path.is_file()]
                 self.tokenizer = {path.relative_to(place): path.read_bytes() for path in files}
         for name, content in self.tokenizer.items():

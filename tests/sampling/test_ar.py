@@ -12,9 +12,9 @@ import torch
 import langevin
 from langevin import cli
 from langevin.errors import UsageError
-from langevin.generation import Draw, Request, Sampling, Text, generate
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.runs import train
+from langevin.sampling.ar import Request, Sampling, Text, drawn, generate, random_numbers
 from training.small_run import small
 
 PROMPTS = ["Ann had", "", "Cleo gave one away, so", "Bo"]
@@ -79,9 +79,8 @@ def test_torch_s_own_random_stream_is_neither_read_nor_moved(loaded: Any) -> Non
 def test_tokens_are_drawn_with_the_probabilities_of_the_model() -> None:
     p = torch.tensor([0.5, 0.0, 0.3, 0.2])
     n = 4000
-    draw = Draw([7], 0, n)
-    drawn = [int(draw(torch.zeros(1, step, dtype=torch.long), p.log()[None]).argmax()) for step in range(n)]
-    counts = torch.bincount(torch.tensor(drawn), minlength=4) / n
+    tokens = drawn(p.log().expand(n, 4), random_numbers([7], n).T)
+    counts = torch.bincount(tokens[:, 0], minlength=4) / n
     assert counts[1] == 0
     torch.testing.assert_close(counts, p, rtol=0, atol=4 * 0.5 / n**0.5)
 
@@ -171,8 +170,8 @@ def test_the_command_prints_every_text_with_its_prompt_and_keeps_them(
         (["--temperature", "-1"], "temperature=-1.0 must be 0 or more"),
         (["--top-p", "0"], "top_p=0.0 must be above 0"),
         (["--top-k", "-2"], "top_k=-2"),
-        (["--tokens", "0"], "tokens=0 must be 1 or more"),
-        (["--batch", "0"], "samples and batch must be 1 or more"),
+        (["--tokens", "0"], "tokens=0 must be positive"),
+        (["--batch", "0"], "batch=0 must be positive"),
         (["--stop", ""], "an empty string stops nothing"),
     ],
 )

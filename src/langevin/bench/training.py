@@ -20,18 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from langevin.bench import BASELINE
-from langevin.data import order
-from langevin.environment import environment
+from langevin.bench.mixers import BASELINE
+from langevin.environment import environment, pick_device
 from langevin.errors import UsageError
 from langevin.evaluation.cost import PeakMemory
 from langevin.mixers import parse
-from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.cost import flops_of, peak_flops
-from langevin.training.config import TrainConfig
+from langevin.settings import TrainConfig
 from langevin.training.loop import WARM, Trainer
 from langevin.training.progress import Progress
-from langevin.training.start import model_config, pick_device, resolved
+from langevin.training.start import build, resolved
 
 ENDLESS = 10**9
 
@@ -42,20 +40,14 @@ class RandomTokens:
 
     vocab_size: int
     count: int
+    separator = 0
 
     def tokens(self, split: str) -> np.ndarray:
-        return np.zeros(self.count, np.uint16)  # read only where a text is too long for the GPU
+        some = np.random.default_rng(0).integers(self.vocab_size, size=min(self.count, 2**20))
+        return np.resize(some.astype(np.int32), self.count)
 
     def device_tokens(self, split: str, device: torch.device, first: int) -> torch.Tensor:
-        draw = torch.Generator().manual_seed(0)
-        size = min(self.count, first)
-        some = torch.randint(self.vocab_size, (min(size, 2**20),), generator=draw, dtype=torch.int32)
-        return some.to(device).repeat(-(-size // len(some)))[:size]
-
-    def windows(
-        self, split: str, step: int, *, seed: int, batch: int, context: int, first: int | None = None
-    ) -> np.ndarray:
-        return order.window_starts(self.count, step, seed=seed, batch=batch, context=context)
+        return torch.from_numpy(self.tokens(split)[:first]).to(device)
 
 
 @dataclass(frozen=True)
@@ -86,13 +78,14 @@ def bench_training(
     if rounds < 1 or seconds <= 0 or vocab < 2:
         raise UsageError("rounds, seconds and vocab must be positive (vocab 2 or more)")
     device = pick_device(config.device)
-    config = resolved(config, device)
+    config = resolved(replace(config, task="lm(mask_documents=False)"), device)
+    tokens = RandomTokens(vocab, max(100_000, 20 * config.batch * config.context))
     specs = [BASELINE, *(s for s in (str(parse(s)) for s in specs) if s != BASELINE)]
     with tempfile.TemporaryDirectory() as folder:
         cases = {}
         for spec in specs:
             progress(f"{spec}: compiling and warming up")
-            cases[spec] = _Case(spec, config, vocab, device, Path(folder), seconds)
+            cases[spec] = _Case(replace(config, mixer=spec), tokens, device, Path(folder), seconds)
         product = matmul_flops(device)
         for turn in range(rounds):
             for spec, case in cases.items():
@@ -110,13 +103,11 @@ def bench_training(
     }
 
 
-def alone(
-    config: TrainConfig, vocab: int, tokens: int, device: str, seconds: float = 0.2
-) -> dict[str, float | None]:
-    """Tokens a second and peak memory of training steps on so long a text, alone on the device."""
+def alone(config: TrainConfig, data: Any, device: str, seconds: float = 0.2) -> dict[str, float | None]:
+    """Tokens a second and peak memory of training steps on these data, alone on the device."""
     peak = PeakMemory(device)
     with tempfile.TemporaryDirectory() as folder:
-        case = _Case(config.mixer, config, vocab, device, Path(folder), seconds, tokens)
+        case = _Case(config, data, device, Path(folder), seconds)
         for _ in range(3):
             case.round(bare=False)
         case.steps.close()
@@ -137,21 +128,17 @@ class _Case:
 
     def __init__(
         self,
-        spec: str,
         config: TrainConfig,
-        vocab: int,
+        data: Any,
         device: str,
         folder: Path,
         seconds: float,
-        tokens: int | None = None,
     ) -> None:
-        config = replace(config, mixer=spec, steps=ENDLESS, tokens=None, minutes=None)
+        config = replace(config, steps=ENDLESS, tokens=None, minutes=None)
         config = replace(config, eval_every=ENDLESS, checkpoint_every=ENDLESS)
         torch.manual_seed(0)
-        model = LangevinForCausalLM(model_config(config, vocab, 0)).to(device).train()
-        corpus: Any = RandomTokens(vocab, tokens or max(100_000, 20 * config.batch * config.context))
-        self.spec, self.a_step = spec, config.batch * config.context
-        self.trainer = Trainer(config, model, corpus, folder)
+        self.trainer = Trainer(config, build(config, data).to(device), data, folder)
+        self.spec, self.a_step = config.mixer, self.trainer.a_step
         self.steps: Generator[None] = self.trainer.steps(Progress(folder, quiet=True))
         self.loop: list[float] = []
         self.bare: list[float] = []
