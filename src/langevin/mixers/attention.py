@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from langevin.errors import UsageError
-from langevin.kernels.view import View, wide
-from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, Parameters, as_many_heads
+from langevin.kernels.view import View, as_many_heads, wide
+from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, Parameters
 from langevin.mixers.spec import Spec
 
 Positions = Literal["none", "rope", "alibi"]
