@@ -16,14 +16,14 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import transformers
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from langevin.errors import UsageError, WorkError
+from langevin.errors import UsageError, WorkError, one_line
 from langevin.mixers.mechanism import Mechanism
 from langevin.mixers.spec import Spec, parse
 from langevin.models import backbone
@@ -31,7 +31,7 @@ from langevin.models.config import LangevinConfig
 from langevin.models.convert_attention import NAME
 from langevin.models.convert_modules import attention_modules, install
 from langevin.models.convert_trial import SOFTMAX, tried
-from langevin.models.locate import locate
+from langevin.models.pretrained import located
 
 _DROPOUTS = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
 _HUB_OPTIONS = (
@@ -155,44 +155,24 @@ def _warn_of_dropout(model: PreTrainedModel, spec: Spec) -> None:
         )
 
 
-def pretrained(
-    name_or_path: str | os.PathLike[str], spec: str | Spec | None = None, **kwargs: Any
-) -> tuple[PreTrainedModel, str]:
-    """A causal language model to go on from, in float32, and the name its tokenizer loads by.
-
-    The model is on the Hub, in a saved folder (converted or not), a run or `$LANGEVIN_DATA/models/`; None
-    leaves its mixers as they are. Every weight must be there and have a place.
-    """
-    where = locate(name_or_path)
-    model, info = from_pretrained(where, dtype="float32", output_loading_info=True, **kwargs)
-    if not model.can_generate() or getattr(model.config, "is_encoder_decoder", False):
-        raise UsageError(
-            f"{where} holds a {type(model).__name__}, which predicts no next token",
-            "Choose a causal language model.",
-        )
-    _refuse_keys(where, info, model.config, "unexpected_keys")
-    return (model if spec is None else convert(model, spec)), where
-
-
 def from_pretrained(name_or_path: str | os.PathLike[str], *, auto_class: Any = None, **kwargs: Any) -> Any:
     """A model saved after `convert`, converted again and with its weights; a plain one loads as it is.
 
-    The name may be that of a folder, a run, a folder in `$LANGEVIN_DATA/models/`, or a model on the Hub.
-    The class is the one the folder was saved from; auto_class (AutoModelForCausalLM, or its name) overrides
-    it. All other arguments go to transformers' from_pretrained. Learned scalars are float32 in any dtype.
-    Weights are read from safetensors only, and no code comes with them. Every weight must be there, and one
-    of a converted model must have a place too: a WorkError names those that are missing or left over.
+    The name is that of a folder, a run, a folder in `$LANGEVIN_DATA/models/` or a model on the Hub. The
+    class is the one it was saved from; auto_class (AutoModelForCausalLM, or its name) overrides that. All
+    other arguments go to transformers' from_pretrained. Learned scalars are float32 in any dtype.
+
+    Weights come from safetensors only, and no code comes with them. Every weight must be there, and in
+    converted models and our own have a place: a WorkError names those that are missing or left over.
     """
     for option, only in (("use_safetensors", True), ("trust_remote_code", False)):
         if kwargs.pop(option, only) is not only:
             raise UsageError(
-                f"{option}={not only} would run code that comes with the weights",
-                f"Leave {option} out: it is {only}.",
+                f"{option}={not only} would let code run that comes with the weights",
+                f"Leave {option} out.",
             )
-    where = locate(name_or_path)
-    if os.path.isdir(where):
-        kwargs.setdefault("local_files_only", True)
-    config, kwargs = _read_config(where, kwargs)
+    where = located(name_or_path)
+    config, kwargs = read_config(where, kwargs)
     cls = _model_class(config, auto_class, where)
     entry = getattr(config, "langevin", None)
     building = cls
@@ -206,15 +186,10 @@ def from_pretrained(name_or_path: str | os.PathLike[str], *, auto_class: Any = N
     reported = kwargs.pop("output_loading_info", False)
     model, info = _load(building, where, config, kwargs)
     model.__class__ = cls
-    own = entry is not None or isinstance(config, LangevinConfig)
-    if own or cls.__name__ == (config.architectures or [None])[0]:  # else heads are new, and said to be
-        _refuse_keys(where, info, config, "missing_keys", "mismatched_keys")
-    if own:
-        _refuse_keys(where, info, config, "unexpected_keys")
-    return (model, info) if reported else model
-
-
-def _refuse_keys(where: str, info: dict[str, Any], config: PreTrainedConfig, *problems: str) -> None:
+    ours = entry is not None or isinstance(config, LangevinConfig)
+    problems = ["unexpected_keys"] if ours else []
+    if ours or cls.__name__ == (config.architectures or [None])[0]:  # another class may have a new head
+        problems += ["missing_keys", "mismatched_keys"]
     for problem in problems:
         names = sorted(key if isinstance(key, str) else key[0] for key in info[problem])
         if names:
@@ -222,6 +197,27 @@ def _refuse_keys(where: str, info: dict[str, Any], config: PreTrainedConfig, *pr
                 f"{where} has {len(names)} {problem.replace('_', ' ')}, the first being {names[0]}",
                 f"Load it as the class it was saved from: {(config.architectures or ['?'])[0]}.",
             )
+    return (model, info) if reported else model
+
+
+def read_config(where: str, kwargs: dict[str, Any]) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    """The config of a saved model, and the arguments it had no use for."""
+    if os.path.isdir(where):
+        kwargs.setdefault("local_files_only", True)
+    hub = {name: kwargs.pop(name) for name in _HUB_OPTIONS if name in kwargs}
+    kept = {
+        name: kwargs.pop(name) for name in ("dtype", "torch_dtype", "attn_implementation") if name in kwargs
+    }
+    try:
+        config, rest = AutoConfig.from_pretrained(
+            where, return_unused_kwargs=True, trust_remote_code=False, **hub, **kwargs
+        )
+    except Exception as error:  # of many kinds, when config.json is damaged
+        raise UsageError(
+            f"{where} holds no model config: {one_line(error)}",
+            "Give a folder written by save_pretrained, with its config.json.",
+        ) from error
+    return config, {**rest, **hub, **kept}
 
 
 def _specs(entry: Any, where: str) -> list[Spec]:
@@ -250,24 +246,6 @@ def _converting(cls: Any, specs: list[Spec], where: str) -> Any:
     return type(cls.__name__, (cls,), body)
 
 
-def _read_config(where: str, kwargs: dict[str, Any]) -> tuple[PreTrainedConfig, dict[str, Any]]:
-    """The config, and the arguments it had no use for."""
-    hub = {name: kwargs.pop(name) for name in _HUB_OPTIONS if name in kwargs}
-    kept = {
-        name: kwargs.pop(name) for name in ("dtype", "torch_dtype", "attn_implementation") if name in kwargs
-    }
-    try:
-        config, rest = AutoConfig.from_pretrained(
-            where, return_unused_kwargs=True, trust_remote_code=False, **hub, **kwargs
-        )
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{where} holds no model config: {_line(error)}",
-            "Give a folder written by save_pretrained, with its config.json.",
-        ) from error
-    return config, {**rest, **hub, **kept}
-
-
 def _model_class(config: PreTrainedConfig, auto_class: Any, where: str) -> Any:
     chosen = getattr(transformers, auto_class, None) if isinstance(auto_class, str) else auto_class
     named = (config.architectures or [None])[0]
@@ -291,29 +269,22 @@ def _model_class(config: PreTrainedConfig, auto_class: Any, where: str) -> Any:
 
 
 def _load(cls: Any, where: str, config: PreTrainedConfig, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The model and what is wrong with its weights; no bar of progress goes between a command's lines."""
+    """The model, and which of its weights do not fit; no bar of progress goes between a command's lines."""
     kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:
         return cls.from_pretrained(where, config=config, **kwargs)
-    except SafetensorError as error:
+    except (UsageError, WorkError):
+        raise
+    except Exception as error:  # of many kinds, when a file is damaged
+        if isinstance(error, OSError) and any(Path(where).glob("*.bin")):
+            raise WorkError(
+                f"the weights in {where} are pickled, and might hold any code", "Save them as safetensors."
+            ) from error
         raise WorkError(
-            f"the weights in {where} are damaged: {_line(error)}", "Copy or save the folder again."
-        ) from error
-    except OSError as error:
-        pickled = os.path.isdir(where) and any(name.endswith(".bin") for name in os.listdir(where))
-        raise WorkError(
-            f"the weights in {where} are pickled, which may hold any code"
-            if pickled
-            else f"the weights in {where} cannot be read: {_line(error)}",
-            "Save them as safetensors." if pickled else "Copy or save the folder again.",
+            f"the weights in {where} cannot be read: {one_line(error)}", "Copy or save the folder again."
         ) from error
     finally:
         if bars:
             transformers.utils.logging.enable_progress_bar()
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error's message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -91,7 +91,7 @@ def geometry_of(module: Any, layer: int, depth: int) -> Geometry:
     depth = _first(config, ("num_hidden_layers", "n_layer", "num_layers")) or depth
     scale = getattr(module, "scaling", None)
     scale = scale if isinstance(scale, float) else head_dim**-0.5
-    return Geometry(heads, head_dim, kv_heads or heads, layer, depth, _train_length(config), scale)
+    return Geometry(heads, head_dim, kv_heads or heads, layer, depth, train_length(config), scale)
 
 
 def _mixer(name: str, module: nn.Module, spec: Spec, geometry: Geometry) -> QKV | NeighborMixer:
@@ -147,7 +147,7 @@ def _first(owner: Any, names: tuple[str, ...]) -> int | None:
     return next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), None)
 
 
-def _train_length(config: Any) -> int:
+def train_length(config: Any) -> int:
     """The longest input the model was built for: tokens, or patches and a class token."""
     length = _first(config, ("max_position_embeddings", "n_positions", "max_seq_len"))
     if length is not None and length > 0:

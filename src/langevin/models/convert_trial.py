@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from langevin.errors import UsageError
+from langevin.errors import UsageError, one_line
 from langevin.mixers.attention import QKV
 from langevin.mixers.mechanism import Mechanism
 from langevin.mixers.spec import Spec, parse
@@ -137,8 +137,7 @@ class _Twin:
         except UsageError:
             raise
         except Exception as error:
-            line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UsageError(f"{self.name} {how} fails on a tiny input: {line}") from error
+            raise UsageError(f"{self.name} {how} fails on a tiny input: {one_line(error)}") from error
         finally:
             for handle in handles:
                 handle.remove()
