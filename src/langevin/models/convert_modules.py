@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from langevin.errors import UsageError
 from langevin.mixers.attention import QKV
 from langevin.mixers.mechanism import Geometry, Mechanism
 from langevin.mixers.neighbor import NeighborMixer
 from langevin.mixers.spec import Spec
-from langevin.models.convert_attention import NAME, ask, forget, is_causal, remember
+from langevin.models.convert_attention import ask, call_ours, forget, is_causal, only_ours, remember
 from langevin.models.convert_neighbor import NeighborAttention, parameter_names
 
 DEFAULT_LENGTH = 1024
@@ -58,11 +57,11 @@ def install(
             place, names = getattr(module, "layer_idx", None), parameter_names(module)
             taken = NeighborAttention(mixer, module.config, place, names).train(module.training)
             setattr(model.get_submodule(parent), child, taken)
-        _let_call_ours(module.config)
+        call_ours(module.config)
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and any(attention_modules(part)):
-            _let_call_ours(part.config)
-            part.set_attn_implementation = _only_ours
+            call_ours(part.config)
+            part.set_attn_implementation = only_ours
             if ask not in part._forward_pre_hooks.values():
                 part.register_forward_pre_hook(ask, with_kwargs=True)
     write_spec(model)
@@ -126,22 +125,6 @@ def _placed(mixer: nn.Module, module: nn.Module) -> Any:
     return mixer.train(module.training)
 
 
-def _let_call_ours(config: PreTrainedConfig) -> None:
-    config._attn_implementation_internal = NAME
-    checks = getattr(type(config), "__class_validators__", [])
-    checks[:] = [_granting(check) if check is _VALIDATE else check for check in checks]
-
-
-def _only_ours(attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any) -> None:
-    """Stands for set_attn_implementation, which would bring softmax back and say nothing."""
-    asked = attn_implementation
-    if set(asked.values() if isinstance(asked, dict) else [asked]) != {NAME}:
-        raise UsageError(
-            f"a converted model mixes by its own mixers, which {asked!r} does not compute",
-            'For plain attention convert the model to "softmax".',
-        )
-
-
 def _first(owner: Any, names: tuple[str, ...]) -> int | None:
     values = (getattr(owner, name, None) for name in names)
     return next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), None)
@@ -157,21 +140,3 @@ def train_length(config: Any) -> int:
         return DEFAULT_LENGTH
     sides, steps = ((x, x) if isinstance(x, int) else tuple(x) for x in (image, patch))
     return (sides[0] // steps[0]) * (sides[1] // steps[1]) + 1
-
-
-def _granting(check: Callable[..., None]) -> Callable[..., None]:
-    """A check by which transformers lets only eager attention return weights; ours returns them too."""
-
-    @functools.wraps(check)
-    def checked(config: PreTrainedConfig, *value: bool) -> None:
-        if config._attn_implementation != NAME:
-            check(config, *value)
-        elif value:
-            config._output_attentions = value[0]
-
-    return checked
-
-
-_VALIDATE: Any = PreTrainedConfig.validate_output_attentions
-_PROPERTY: Any = PreTrainedConfig.output_attentions
-PreTrainedConfig.output_attentions = _PROPERTY.setter(_granting(_PROPERTY.fset))
