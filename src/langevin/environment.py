@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,12 @@ def environment(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "commit": _commit(),
     }
+
+
+def session(device: str, step: int, data: dict[str, Any]) -> dict[str, Any]:
+    """What a run writes down each time it begins or goes on, from a step, with the manifest of its data."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {**environment(device), "host": platform.node(), "started": now, "step": step, "data": data}
 
 
 def pick_device(name: str) -> str:

@@ -12,7 +12,7 @@ import torch
 import formulas
 from langevin import mixers
 from langevin.errors import UsageError
-from langevin.mixers import Geometry, View, alibi
+from langevin.mixers import Geometry, Inputs, View, alibi
 from langevin.mixers.attention import QKV
 
 SPECS = [
@@ -194,17 +194,15 @@ def sum_by_rows(spec: str, x: torch.Tensor, last: int | None) -> torch.Tensor:
     q = q if last is None else q[:, :, -last:]
     parsed, heads = mixers.parse(spec), q.shape[1]
     view = View.of(q.shape[2], k.shape[2], causal=True)
-    i = torch.arange(view.keys)
     m = torch.tensor(PUBLISHED[heads])[:, None, None]
-    bias = (-m * (i[view.offset :, None] - i)).to(x.dtype)
+    bias = (-m * (view.distance())).to(x.dtype)
     geometry = Geometry(heads, q.shape[3], heads)
     with torch.no_grad():
-        p = QKV(parsed, geometry).scalars.as_dict()
+        inputs = Inputs(q, k, v, view, QKV(parsed, geometry).scalars.as_dict(), geometry)
         if parsed.mixer.name == "sigmoid":
-            tau, offset = geometry.sharpness, parsed.mixer.row_bias(view, p, q.dtype)[..., None]
+            tau, offset = geometry.scale, parsed.mixer.row_bias(inputs)[..., None]
         else:
-            tau = parsed.mixer.sharpness(q, k, view, p, geometry)
-            kappa = parsed.mixer.key_offset(k)
+            tau, kappa = parsed.mixer.scale(inputs), parsed.mixer.key_offset(inputs)
             offset = 0.0 if kappa is None else kappa.to(x.dtype).transpose(-1, -2) * tau
         z = ((q * tau).to(x.dtype) @ k.transpose(-1, -2) + offset).to(x.dtype) + bias
         if parsed.mixer.name == "sigmoid":

@@ -78,8 +78,11 @@ def test_alpha_zero_is_no_band(qkv):
 def test_the_depth_law_gives_the_published_times():
     heat = mixers.parse("heat(t='law')").mixer
     for depth, t in ((4, 0.28), (8, 0.20), (12, 0.16), (24, 0.11), (96, 0.06)):
-        geometry = mixers.Geometry(1, 64, 1, depth=depth)
-        assert heat.time(None, None, None, {}, geometry) == pytest.approx(t, abs=0.005)
+        q = torch.zeros(1, 1, 1, 64)
+        x = mixers.Inputs(
+            q, q, q, mixers.View.of(1, 1, causal=True), {}, mixers.Geometry(1, 64, 1, depth=depth)
+        )
+        assert heat.time(x) == pytest.approx(t, abs=0.005)
 
 
 def test_a_learned_time_stays_inside_its_bounds():

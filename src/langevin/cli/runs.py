@@ -309,6 +309,7 @@ class Generate:
                 run.tokenizer,
                 requests,
                 sampling,
+                data=run.environment["data"],
                 context=run.config.context,
                 batch=self.batch,
                 streamer=TextStreamer(run.tokenizer, skip_special_tokens=True) if streams else None,

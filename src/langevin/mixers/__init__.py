@@ -17,7 +17,7 @@ from langevin.kernels.view import View
 from langevin.mixers.attend import attend
 from langevin.mixers.attention import Attention, Cache, Scalars
 from langevin.mixers.drift import Wrapper
-from langevin.mixers.mechanism import Geometry, Mechanism, SoftmaxMechanism
+from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, SoftmaxMechanism
 from langevin.mixers.spec import MIXERS, WRAPPERS, Spec, parse, register, register_wrapper
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Attention",
     "Cache",
     "Geometry",
+    "Inputs",
     "Mechanism",
     "Scalars",
     "SoftmaxMechanism",

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from langevin.errors import UsageError
-from langevin.kernels.view import View, wide
-from langevin.mixers.mechanism import Geometry, Mechanism, Parameters, as_many_heads
+from langevin.kernels.view import View, as_many_heads, wide
+from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, Parameters
 from langevin.mixers.spec import Spec
 
 Positions = Literal["none", "rope", "alibi"]
@@ -83,14 +83,15 @@ class QKV(nn.Module):
         dropout: float = 0.0,
     ) -> Tensor:
         p = self.scalars.as_dict()
-        y = self.mechanism.attend(q_BHLD, k_BHKD, v_BHKD, view, p, self.geometry, past_queries, dropout)
+        x = Inputs(q_BHLD, k_BHKD, v_BHKD, view, p, self.geometry, past_queries, dropout)
+        y = self.mechanism.attend(x)
         return self.wrappers(y)
 
     def advance(
         self, q: Tensor, k: Tensor, v: Tensor, view: View, state: tuple[Tensor, ...] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         p = self.scalars.as_dict()
-        y, state = self.mechanism.advance(q, k, v, view, p, self.geometry, state)
+        y, state = self.mechanism.advance(Inputs(q, k, v, view, p, self.geometry), state)
         return self.wrappers(y), state
 
     def reference(
@@ -103,8 +104,8 @@ class QKV(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The output by explicit weights, and the weights."""
         p = self.scalars.as_dict()
-        w = self.mechanism.weights(q_BHLD, k_BHKD, view, p, self.geometry, past_queries)
-        w = w.to(v_BHKD.dtype)
+        x = Inputs(q_BHLD, k_BHKD, v_BHKD, view, p, self.geometry, past_queries)
+        w = self.mechanism.weights(x).to(v_BHKD.dtype)
         return self.wrappers(w @ as_many_heads(v_BHKD, q_BHLD)), w
 
     def learned(self) -> Parameters:

@@ -163,9 +163,7 @@ class NeighborMixer(nn.Module):
             past = h.new_zeros(h.shape[0], hop, h.shape[2])
         longer = torch.cat([past, h], 1)
         cache.tensors[name] = longer[:, -hop:]
-        first, _ = view.bounds_BQ
-        j = torch.arange(view.offset, view.keys, device=view.device) - hop
-        return torch.where((j >= first)[..., None], longer[:, : h.shape[1]], 0.0)
+        return torch.where(view.shows(hop)[..., None], longer[:, : h.shape[1]], 0.0)
 
 
 class MLPStep(nn.Module):

@@ -9,19 +9,21 @@ builder of masks are looked up by one name: without a builder of that name a mod
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 from transformers.masking_utils import sdpa_mask
 
 from langevin.errors import UsageError
 from langevin.kernels.view import View
 from langevin.mixers.attention import QKV
-from langevin.mixers.mechanism import SoftmaxMechanism
+from langevin.mixers.mechanism import Inputs, SoftmaxMechanism
 
 NAME = "langevin"
 _HIDDEN = -1e4  # an additive mask hides a key with this or less
@@ -83,8 +85,9 @@ def attention(
     """Mix by the module's own mixer; (B, Q, H, D) and the weights where they are asked for."""
     mixer = _mixer(module, query, value)
     _refuse_unknown_terms(module, options)
-    if scaling != mixer.geometry.scale:
-        mixer.geometry = dataclasses.replace(mixer.geometry, scale=_number(module, scaling))
+    scale = mixer.geometry.head_dim**-0.5 if scaling is None else _number(module, scaling)
+    if scale != mixer.geometry.scale:
+        mixer.geometry = dataclasses.replace(mixer.geometry, scale=scale)
     causal = is_causal(module, options)
     cache, past = getattr(module, "langevin_cache", None), None
     used = _keys_in_use(cache, module, mixer, key.shape[2])
@@ -97,7 +100,8 @@ def attention(
     weights = None
     if getattr(module, "langevin_weights", False) or options.get("output_attentions"):
         p = mixer.scalars.as_dict()
-        weights = mixer.mechanism.weights(query, key, view, p, mixer.geometry, past).to(query.dtype)
+        x = Inputs(query, key, value, view, p, mixer.geometry, past)
+        weights = mixer.mechanism.weights(x).to(query.dtype)
     return out.transpose(1, 2).contiguous(), weights
 
 
@@ -148,7 +152,9 @@ def view_of(
 
 def ask(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Before a model runs: tell its attention modules whether weights are wanted (not every model does)."""
-    wanted = bool(kwargs.get("output_attentions"))
+    only_ours(model.config._attn_implementation)
+    wanted = kwargs.get("output_attentions")
+    wanted = bool(model.config.output_attentions if wanted is None else wanted)
     if wanted != getattr(model, "langevin_weights", False):
         for module in model.modules():
             if module is model or hasattr(module, "langevin"):
@@ -240,7 +246,7 @@ def _refuse_unknown_terms(module: nn.Module, options: dict[str, Any]) -> None:
             )
 
 
-def _number(module: nn.Module, scaling: float | None) -> float | None:
+def _number(module: nn.Module, scaling: float) -> float:
     if isinstance(scaling, Tensor):
         raise UsageError(
             f"{type(module).__name__} scales its scores by a tensor", "A plain number is supported."
@@ -261,5 +267,38 @@ def _boolean(attention_mask: Tensor) -> Tensor:
     return seen
 
 
+def call_ours(config: PreTrainedConfig) -> None:
+    """Let the modules of this config call `attention`."""
+    config._attn_implementation_internal = NAME
+    checks = getattr(type(config), "__class_validators__", [])
+    checks[:] = [_granting(check) if check is _WEIGHTS_CHECK else check for check in checks]
+
+
+def only_ours(attn_implementation: str | dict[str, str] | None, *args: Any, **kwargs: Any) -> None:
+    """In the place of set_attn_implementation, which would bring softmax back without a word."""
+    asked = attn_implementation
+    if set(asked.values() if isinstance(asked, dict) else [asked]) != {NAME}:
+        raise UsageError(
+            f"attn_implementation={asked!r} does not compute the mixers of a converted model",
+            'For plain attention convert the model to "softmax".',
+        )
+
+
+def _granting(check: Callable[..., None]) -> Callable[..., None]:
+    """A check of transformers' that lets eager attention alone return weights: ours returns them too."""
+
+    @functools.wraps(check)
+    def checked(config: PreTrainedConfig, *value: bool) -> None:
+        if config._attn_implementation != NAME:
+            check(config, *value)
+        elif value:
+            config._output_attentions = value[0]
+
+    return checked
+
+
+_WEIGHTS_CHECK: Any = PreTrainedConfig.validate_output_attentions
+_WEIGHTS: Any = PreTrainedConfig.output_attentions
+PreTrainedConfig.output_attentions = _WEIGHTS.setter(_granting(_WEIGHTS.fset))
 AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, mask)

@@ -65,7 +65,7 @@ class NeighborAttention(nn.Module):
 
     def _near(self, view: View) -> View:
         """The view of the inputs that the new tokens can hear on each other."""
-        if view.interval is not None or view.window is not None or view.starts_BK is not None:
+        if not view.free or view.starts_BQ is not None:
             raise UsageError(
                 "neighbor continues from a cache with plain or padded text only",
                 "Pass windowed or packed text in one piece, with use_cache=False.",

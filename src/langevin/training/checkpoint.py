@@ -8,13 +8,12 @@ gathered, written and read one at a time. Only folders with exactly such a name 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -26,6 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from langevin.errors import WorkError
+from langevin.runs.files import flush, sha256
 from langevin.training.parallel import World, fill, whole
 
 Held = Mapping[str, Mapping[str, Tensor]]  # tensors by the file they are in and their name there
@@ -83,7 +83,7 @@ def save(folder: Path, state: State, tensors: Held, world: World) -> Path:
             if target.exists():
                 shutil.rmtree(target)
             os.replace(temporary, target)
-            _flush(folder)
+            flush(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise WorkError(
@@ -187,7 +187,7 @@ def damage(path: Path) -> str | None:
             return f"{name} is missing"
         if file.stat().st_size != expected["size"]:
             return f"{name} has {file.stat().st_size} bytes, not {expected['size']}"
-        if _hash(file) != expected["sha256"]:
+        if sha256(file) != expected["sha256"]:
             return f"{name} was changed"
     return None
 
@@ -225,18 +225,6 @@ def prune(folder: Path, keep: int, best: int | None, step: int) -> None:
             shutil.rmtree(path)
 
 
-def replace_folder(target: Path, fill: Callable[[Path], None]) -> None:
-    """Make a folder anew and put it in the place of the old one."""
-    fresh, old = target.with_name(f".{target.name}.writing"), target.with_name(f".{target.name}.old")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fill(fresh)
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        os.replace(target, old)
-    os.replace(fresh, target)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def random_state() -> dict[str, Tensor]:
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -260,22 +248,9 @@ def _json(path: Path) -> Any:
 
 def _seal(folder: Path) -> None:
     """Hash every file, flush them to the disk, and write the manifest last."""
-    manifest = {p.name: {"size": p.stat().st_size, "sha256": _hash(p)} for p in sorted(folder.iterdir())}
+    manifest = {p.name: {"size": p.stat().st_size, "sha256": sha256(p)} for p in sorted(folder.iterdir())}
     for p in folder.iterdir():
-        _flush(p)
+        flush(p)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    _flush(folder / "manifest.json")
-    _flush(folder)
-
-
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    flush(folder / "manifest.json")
+    flush(folder)

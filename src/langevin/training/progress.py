@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +15,11 @@ import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from safetensors import SafetensorError
 
-from langevin.errors import WorkError
 from langevin.models.cost import peak_flops
-from langevin.training.checkpoint import State, remedy, replace_folder, weights, write_tensors
+from langevin.runs.files import append_json, write_folder, write_text
+from langevin.runs.folder import Lock, read_metrics
+from langevin.training.checkpoint import State, weights, write_tensors
 
 if TYPE_CHECKING:
     from langevin.training.loop import Trainer
@@ -33,9 +32,15 @@ class Progress:
     """Writes metrics and shows them; losses are fetched from the device about once a second."""
 
     def __init__(
-        self, folder: Path, quiet: bool = False, *, writes: bool = True, trackers: Sequence[Tracker] = ()
+        self,
+        folder: Path,
+        quiet: bool = False,
+        *,
+        writes: bool = True,
+        trackers: Sequence[Tracker] = (),
+        lock: Lock | None = None,
     ) -> None:
-        self.writes, self.trackers = writes, trackers  # of several processes, one writes
+        self.writes, self.trackers, self.lock = writes, trackers, lock  # of several processes, one writes
         self.file = folder / "metrics.jsonl"
         self.model_folder = folder / "model"
         self.bar = Bar(
@@ -138,19 +143,11 @@ class Progress:
                 model.save_pretrained(folder)
             more(trainer, folder)
 
-        if not self.writes:
-            if spread:
-                write_tensors(None, weights(model))
-            return
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+        if self.writes:
             with without_bars():
-                replace_folder(target, fill)
-        except (OSError, SafetensorError) as error:
-            raise WorkError(
-                f"the model could not be written to {target}: {error}",
-                remedy(self.file.parent, "Free some space and go on with --resume auto."),
-            ) from error
+                write_folder(target, fill)
+        elif spread:
+            write_tensors(None, weights(model))
 
     def _put_tokenizer(self, trainer: Trainer, folder: Path) -> None:
         """Its files as they were written the first time: to make them takes longer than a model's."""
@@ -169,33 +166,22 @@ class Progress:
         self.bar.stop()
         for tracker in self.trackers:
             tracker.close()
+        if self.lock is not None:
+            self.lock.release()
 
     def write(self, row: dict[str, Any]) -> None:
         if not self.writes:
             return
         for tracker in self.trackers:
             tracker.write(row)
-        with open(self.file, "ab", buffering=0) as file:  # a line in one write, whole or torn at its end
-            file.write(json.dumps(row).encode() + b"\n")
-
-
-def rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The rows of metrics.jsonl with their lines; what is torn or no row is left out."""
-    for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("split"), str):
-            yield line, row
+        append_json(self.file, row)
 
 
 def cut_metrics(path: Path, step: int) -> None:
     """Forget what was logged after a checkpoint that a run goes on from."""
-    kept = [line for line, row in rows(path) if row["step"] <= step and line.endswith(b"\n")]
-    temporary = path.with_suffix(".writing")
-    temporary.write_bytes(b"".join(kept))
-    os.replace(temporary, path)
+    rows = [row for row in read_metrics(path) if row["step"] <= step]
+    if rows or path.exists():
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 @contextmanager

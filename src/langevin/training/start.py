@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
-from langevin.environment import can_compile, environment, pick_device
+from langevin.data import names
+from langevin.environment import can_compile, pick_device, session
 from langevin.errors import UsageError
 from langevin.mixers import parse
 from langevin.models import backbone
@@ -19,6 +19,8 @@ from langevin.models.config import LangevinConfig
 from langevin.models.cost import flops_of
 from langevin.models.pretrained import pretrained, trained_length
 from langevin.objectives import OBJECTIVES
+from langevin.runs.files import write_text
+from langevin.runs.folder import Lock, add_session, check_data, opened
 from langevin.settings import TrainConfig
 from langevin.tasks import TASKS
 from langevin.training import checkpoint, parallel, track
@@ -31,6 +33,7 @@ from langevin.training.progress import Progress, cut_metrics
 MAY_CHANGE = (
     *("device", "keep", "checkpoint_every", "accumulate", "parallel", "graphs", "track"),
     *("tokens", "steps", "minutes"),
+    *("data", "tokenizer"),  # where they are: their hashes are compared
 )
 # What a pretrained model decides.
 SHAPE = ("layers", "width", "heads", "kv_heads", "positions", "mlp", "mlp_width", "norm", "qk_norm", "tie")
@@ -54,24 +57,33 @@ def prepared(
     config = resolved(config, device)
     folder = out or default_folder(config)
     console = Console(stderr=True, quiet=quiet or not world.first)
-    going_on = world.ask_first(lambda: _open(folder, config, resume))
+    locks: list[Lock] = []
+
+    def claimed() -> bool:
+        locks.append(Lock(folder))
+        return _open(folder, config, resume)
+
+    going_on = world.ask_first(claimed)
     track.check(_tracked(config))
     data = TASKS.parse(config.task).prepare(config, progress=not quiet and world.first)
+    if going_on:
+        check_data(folder, data.manifest, config.data)
     torch.manual_seed(config.seed)
     model = parallel.built(lambda: build(config, data), config.parallel, world, device)
     trainer = Trainer(config, model, data, folder, world)
-    if world.first:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(config.as_yaml())
-        about = {**environment(device), "data": data.manifest}
-        (folder / "environment.json").write_text(json.dumps(about, indent=1))
-    else:
+    if not world.first:
         torch.manual_seed(hash((config.seed, world.rank)))
     if going_on:
         _go_on(trainer, console)
+    if world.first:
+        write_text(folder / "config.yaml", config.as_yaml())
+        cut_metrics(folder / "metrics.jsonl", trainer.state.step)
+        add_session(folder, session(device, trainer.state.step, data.manifest))
     wanted = _tracked(config) if world.first else []
     trackers = track.trackers(wanted, folder, asdict(config), trainer.state.step)
-    return trainer, Progress(folder, quiet, writes=world.first, trackers=trackers)
+    return trainer, Progress(
+        folder, quiet, writes=world.first, trackers=trackers, lock=next(iter(locks), None)
+    )
 
 
 def _tracked(config: TrainConfig) -> list[str]:
@@ -90,8 +102,6 @@ def _go_on(trainer: Trainer, console: Console) -> None:
         )
     if last is not None:
         trainer.resume(last)
-    if trainer.world.first:
-        cut_metrics(trainer.folder / "metrics.jsonl", trainer.state.step)
     console.print(f"going on from step {trainer.state.step}")
 
 
@@ -107,6 +117,7 @@ def resolved(config: TrainConfig, device: str) -> TrainConfig:
     whole: Literal["on", "off"] = "on" if on_gpu and can_compile(device) else "off"
     config = replace(
         config,
+        data=_absolute(config.data),
         precision=half if config.precision == "auto" else config.precision,
         compile=whole if config.compile == "auto" else config.compile,
     )
@@ -114,6 +125,12 @@ def resolved(config: TrainConfig, device: str) -> TrainConfig:
         model_config(config, vocab_size=2)  # what cannot be built should not wait for the data
         return config
     return _like_the_pretrained(config)
+
+
+def _absolute(data: str) -> str:
+    """A path that will be right from any folder; a name stays one."""
+    place = Path(data).expanduser()
+    return str(place.absolute()) if place.exists() and data not in {row.name for row in names()} else data
 
 
 def build(config: TrainConfig, data: Any) -> Any:
@@ -207,14 +224,8 @@ def default_folder(config: TrainConfig) -> Path:
 
 def _open(folder: Path, config: TrainConfig, resume: bool) -> bool:
     """Whether the folder holds a run to go on with; raises where that is not what was asked for."""
-    if not (folder / "config.yaml").exists():
-        if folder.exists() and any(folder.iterdir()):
-            raise UsageError(f"{folder} holds something else", "Choose another --out.")
+    if opened(folder, resume) != "trained":
         return False
-    if not resume:
-        raise UsageError(
-            f"{folder} holds a run already", "Go on with it by --resume auto, or choose another --out."
-        )
     before = asdict(TrainConfig.read(folder / "config.yaml"))
     for f in fields(TrainConfig):
         now = getattr(config, f.name)
