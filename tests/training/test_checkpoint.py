@@ -101,14 +101,17 @@ def pickled(path: Path) -> None:
 MOMENT = "model.norm.weight.exp_avg"
 STATE = '{"step": 8, "total": 8, "best_loss": 5.0, "best_step": 8, "bad_steps": 0, "seconds": 1.0'
 HARMS = {
-    "a list for a manifest": (remanifest(lambda m: [1]), "manifest"),
-    "an empty manifest": (remanifest(lambda m: {}), "manifest"),
-    "a manifest of nonsense": (lambda p: (p / "manifest.json").write_text("[" * 20000), "no manifest"),
-    "a manifest not in UTF-8": (lambda p: (p / "manifest.json").write_bytes(b"\xff{}"), "no manifest"),
-    "an entry that says nothing": (remanifest(lambda m: {**m, "state.json": 1}), "what state.json is"),
+    "a list for a manifest": (remanifest(lambda m: [1]), "manifest.json is damaged: it is not a table"),
+    "an empty manifest": (remanifest(lambda m: {}), "its manifest does not list its files"),
+    "a manifest of nonsense": (lambda p: (p / "manifest.json").write_text("[" * 20000), "nested too deep"),
+    "a manifest not in UTF-8": (lambda p: (p / "manifest.json").write_bytes(b"\xff{}"), "not UTF-8"),
+    "an entry that says nothing": (
+        remanifest(lambda m: {**m, "state.json": 1}),
+        "state.json is not a table",
+    ),
     "an entry elsewhere": (
-        remanifest(lambda m: {**m, "../step-4/state.json": m["state.json"]}),
-        "what ../step-4/state.json is",
+        remanifest(lambda m: {**m, "../step-4/odd.json": m["state.json"]}),
+        "../step-4/odd.json is missing",
     ),
     "a file that is not there": (
         remanifest(lambda m: {**m, "more.safetensors": m["state.json"]}),
@@ -123,8 +126,8 @@ HARMS = {
         restate(f'{STATE}, "bad_in_a_row": 0, "loss_scale": null, "good_steps": 0}}'),
         "bad_in_a_row, good_steps",
     ),
-    "a list for a state": (restate("[1]"), "state.json is not the state of a run"),
-    "words in the state": (restate(f'{STATE}, "looks": "many", "looked_at": 1}}'), "not the state"),
+    "a list for a state": (restate("[1]"), "state.json is damaged: it is not a table"),
+    "words in the state": (restate(f'{STATE}, "looks": "many", "looked_at": 1}}'), "looks is 'many'"),
     "the state of another step": (
         restate(f'{STATE.replace("8", "4")}, "looks": 10, "looked_at": 1}}'),
         "made at step 4",

@@ -12,10 +12,10 @@ from small_run import small
 
 from langevin.runs import train
 from langevin.training import progress
-from langevin.training.progress import cut_metrics, rows
+from langevin.training.progress import cut_metrics
 
-ROW = b'{"step": 4, "split": "valid", "loss": 2.5}\n'
-LATER = b'{"step": 8, "split": "valid", "loss": 2.0}\n'
+ROW = b'{"step": 4, "tokens": 64, "split": "valid", "loss": 2.5}\n'
+LATER = b'{"step": 8, "tokens": 128, "split": "valid", "loss": 2.0}\n'
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +23,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANGEVIN_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.filterwarnings("ignore:.*is damaged. .* left out")
 @pytest.mark.parametrize(
     "torn",
     [
@@ -42,11 +43,11 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_no_row_is_cut_away_and_the_rows_stay(torn: bytes, tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(ROW + (torn if torn.endswith(b"\n") else b"") + LATER + torn)
-    assert [row["step"] for _, row in rows(file)] == [4, 8]
     cut_metrics(file, 4)
     assert file.read_bytes() == ROW
 
 
+@pytest.mark.filterwarnings("ignore:.*is damaged. .* left out")
 def test_a_run_whose_metrics_were_torn_goes_on(tmp_path: Path) -> None:
     config = small(tmp_path, steps=8)
     train(config, tmp_path / "run", quiet=True)

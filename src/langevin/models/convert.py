@@ -173,22 +173,17 @@ def from_pretrained(name_or_path: str | os.PathLike[str], *, auto_class: Any = N
             )
     where = located(name_or_path)
     config, kwargs = read_config(where, kwargs)
-    cls = _model_class(config, auto_class, where)
-    entry = getattr(config, "langevin", None)
-    building = cls
-    if entry is not None:
-        if kwargs.pop("attn_implementation", NAME) != NAME:
-            raise UsageError(
-                f"{where} was converted, and no other attn_implementation computes its mixers",
-                "Leave attn_implementation out.",
-            )
-        building = _converting(cls, _specs(entry, where), where)
+    cls, building, specs = class_of(config, auto_class, where)
+    if building is not cls and kwargs.pop("attn_implementation", NAME) != NAME:
+        raise UsageError(
+            f"{where} was converted, and no other attn_implementation computes its mixers",
+            "Leave attn_implementation out.",
+        )
     reported = kwargs.pop("output_loading_info", False)
     model, info = _load(building, where, config, kwargs)
     model.__class__ = cls
-    ours = entry is not None or isinstance(config, LangevinConfig)
-    problems = ["unexpected_keys"] if ours else []
-    if ours or cls.__name__ == (config.architectures or [None])[0]:  # another class may have a new head
+    problems = ["unexpected_keys"] if specs else []
+    if specs or cls.__name__ == (config.architectures or [None])[0]:  # another class may have a new head
         problems += ["missing_keys", "mismatched_keys"]
     for problem in problems:
         names = sorted(key if isinstance(key, str) else key[0] for key in info[problem])
@@ -198,6 +193,16 @@ def from_pretrained(name_or_path: str | os.PathLike[str], *, auto_class: Any = N
                 f"Load it as the class it was saved from: {(config.architectures or ['?'])[0]}.",
             )
     return (model, info) if reported else model
+
+
+def class_of(config: PreTrainedConfig, auto_class: Any, where: str) -> tuple[Any, Any, list[Spec]]:
+    """The class of a saved model, one that builds it with its mixers, and these; none in a plain model."""
+    cls = _model_class(config, auto_class, where)
+    entry = getattr(config, "langevin", None)
+    if entry is None:
+        return cls, cls, config.mixers if isinstance(config, LangevinConfig) else []
+    specs = _specs(entry, where)
+    return cls, _converting(cls, specs, where), specs
 
 
 def read_config(where: str, kwargs: dict[str, Any]) -> tuple[PreTrainedConfig, dict[str, Any]]:

@@ -61,6 +61,29 @@ def pretrained(name: str, spec: str | None) -> Any:
     return model if spec is None else convert(model, spec)
 
 
+def without_weights(name: str, spec: str) -> Any:
+    """The model of a saved folder with no values in its weights, where it mixes by `spec` already: to be
+    converted it must be tried, for which its weights must be there."""
+    from transformers.initialization import no_init_weights
+
+    from langevin.mixers import parse
+    from langevin.models.convert import class_of, read_config
+
+    where = located(name)
+    config, _ = read_config(where, {})
+    cls, building, specs = class_of(config, None, where)
+    if not os.path.isdir(where) or {parse(spec)} != set(specs):
+        raise UsageError(
+            f"{name} does not mix by {spec} yet, and is not converted while it is spread over processes",
+            f"langevin convert {name} {spec!r} --out FOLDER, then --init FOLDER.",
+        )
+    with no_init_weights():
+        model = building(config)
+    model.__class__ = cls
+    model.tie_weights()
+    return model
+
+
 def trained_length(name: str) -> int:
     """The longest text it was made for."""
     from langevin.models.convert import read_config

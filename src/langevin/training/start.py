@@ -17,10 +17,11 @@ from langevin.mixers import parse
 from langevin.models import backbone
 from langevin.models.config import LangevinConfig
 from langevin.models.cost import flops_of
-from langevin.models.pretrained import pretrained, trained_length
+from langevin.models.pretrained import located, pretrained, trained_length, without_weights
 from langevin.objectives import OBJECTIVES
 from langevin.runs.files import write_text
 from langevin.runs.folder import Lock, add_session, check_data, opened
+from langevin.runs.load import weight_files
 from langevin.settings import TrainConfig
 from langevin.tasks import TASKS
 from langevin.training import checkpoint, parallel, track
@@ -69,7 +70,9 @@ def prepared(
     if going_on:
         check_data(folder, data.manifest, config.data)
     torch.manual_seed(config.seed)
-    model = parallel.built(lambda: build(config, data), config.parallel, world, device)
+    spread = world.size > 1 and config.parallel == "fsdp"
+    files = weight_files(Path(located(config.init))) if spread and config.init is not None else ()
+    model = parallel.built(lambda: build(config, data, spread), config.parallel, world, device, files)
     trainer = Trainer(config, model, data, folder, world)
     if not world.first:
         torch.manual_seed(hash((config.seed, world.rank)))
@@ -133,13 +136,14 @@ def _absolute(data: str) -> str:
     return str(place.absolute()) if place.exists() and data not in {row.name for row in names()} else data
 
 
-def build(config: TrainConfig, data: Any) -> Any:
-    """The model of a config, for the data it reads: new, or from pretrained weights."""
+def build(config: TrainConfig, data: Any, spread: bool = False) -> Any:
+    """The model of a config, for the data it reads: new, or from pretrained weights, which one that is to
+    be spread over processes does not get here."""
     settings = TASKS.parse(config.task).model_settings(config, data)
     if config.init is None:
         head = getattr(backbone, OBJECTIVES.parse(config.objective).head)
         return head(model_config(config, **settings)).train()
-    model = pretrained(config.init, config.mixer)
+    model = (without_weights if spread else pretrained)(config.init, config.mixer)
     if settings["vocab_size"] > model.get_input_embeddings().weight.shape[0]:
         raise UsageError(
             f"the tokenizer has {settings['vocab_size']} tokens, {config.init} only "
