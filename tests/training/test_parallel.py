@@ -7,19 +7,30 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
 from small_run import small
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.initialization import no_init_weights
 
 from langevin.data import prepare
 from langevin.errors import UsageError
+from langevin.models.backbone import LangevinForCausalLM
+from langevin.models.config import LangevinConfig
 from langevin.runs import train
 from langevin.settings import TrainConfig
 from langevin.training.loop import Trainer
-from langevin.training.parallel import World
+from langevin.training.parallel import World, blocks, built, own
 from langevin.training.start import build
 
 
@@ -123,6 +134,102 @@ def test_two_processes_train_a_model_that_neither_may_hold_and_one_goes_on_with_
     run, _ = train(config, tmp_path / "two", resume=True, quiet=True)
     assert losses(run.path)[4] == pytest.approx(two[4], abs=1e-5)
     assert sum(p.numel() for p in run.model.parameters()) * 12 > limit
+
+
+@contextmanager
+def among_three(rank: int) -> Iterator[World]:
+    """A process among three, of which the others are not there."""
+    dist.init_process_group("fake", rank=rank, world_size=3, store=FakeStore())
+    try:
+        yield World(rank, 3)
+    finally:
+        dist.destroy_process_group()
+
+
+def rows_of(x: torch.Tensor, rank: int) -> torch.Tensor:
+    chunks = x.chunk(3)
+    return chunks[rank] if rank < len(chunks) else x[:0]
+
+
+def ours(mixer: str) -> Any:
+    shape = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 11}
+    return LangevinForCausalLM(LangevinConfig(mixer=mixer, mlp="swiglu", norm="rmsnorm", **shape))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("mixer", ["softmax", "heat(t='head')+drift", "neighbor", "ssmax"])
+def test_the_rows_a_process_makes_are_those_of_the_model_one_process_would_make(
+    mixer: str, rank: int
+) -> None:
+    """Bit for bit, also where rows do not divide evenly, and with the random stream where it would be."""
+    torch.manual_seed(3)
+    whole = ours(mixer)
+    after = torch.get_rng_state()
+    torch.manual_seed(3)
+    with among_three(rank) as world:
+        model = built(lambda: ours(mixer), "fsdp", world, "cpu")
+    assert torch.equal(torch.get_rng_state(), after)
+    mine = dict(model.named_parameters())
+    assert mine.keys() == dict(whole.named_parameters()).keys()
+    for name, p in whole.named_parameters():
+        assert torch.equal(own(mine[name]), rows_of(p, rank)), name
+    assert model.lm_head.weight is model.model.embed.weight
+
+
+def llama() -> Any:
+    shape = {"hidden_size": 8, "intermediate_size": 20, "num_attention_heads": 2, "vocab_size": 11}
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, pad_token_id=0, **shape))
+
+
+def gpt2() -> Any:
+    return GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=11, n_positions=16))
+
+
+def without_values(make: Any) -> Any:
+    with no_init_weights():
+        model = make()
+    model.tie_weights()
+    return model
+
+
+@pytest.mark.parametrize("make", [llama, gpt2, lambda: ours("ssmax")], ids=["llama", "gpt2", "ours"])
+@pytest.mark.parametrize("part", [False, True], ids=["whole", "without its head"])
+def test_pretrained_weights_are_read_row_by_row(make: Any, part: bool, tmp_path: Path) -> None:
+    saved = make()
+    (saved.base_model if part else saved).save_pretrained(tmp_path, max_shard_size="1KB")
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) > 1
+    for rank in range(3):
+        with among_three(rank) as world:
+            if part and make is llama:
+                with pytest.raises(UsageError, match=r"what lm_head\.weight of the model starts from"):
+                    built(lambda: without_values(make), "fsdp", world, "cpu", files)
+                return
+            model = built(lambda: without_values(make), "fsdp", world, "cpu", files)
+        mine = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        for name, p in saved.named_parameters():
+            assert torch.equal(own(mine[name]), rows_of(p, rank)), name
+        for name, buffer in saved.named_buffers():
+            assert torch.equal(mine[name], buffer), name
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"model.norm.weight": torch.ones(1)}, file)
+    with among_three(1) as world:
+        with pytest.raises(UsageError, match=r"model\.norm\.weight of shape \[1\], \(8,\) in the model"):
+            built(llama, "fsdp", world, "cpu", [file])
+        save_file({"odd": torch.ones(1)}, file)
+        with pytest.raises(UsageError, match=r"odd of shape \[1\], not in the model"):
+            built(llama, "fsdp", world, "cpu", [file])
+
+
+def test_blocks_are_found_in_any_model() -> None:
+    assert [type(block).__name__ for block in blocks(llama())] == ["LlamaDecoderLayer"] * 2
+    assert [type(block).__name__ for block in blocks(ours("softmax"))] == ["LangevinBlock"] * 2
+    inner = nn.ModuleList([nn.Linear(2, 2)])
+    plain = nn.Sequential(nn.Linear(2, 2), nn.ModuleList([nn.ModuleList([inner]), nn.Identity()]))
+    assert blocks(plain) == list(plain[1])
 
 
 def test_processes_that_do_not_divide_the_batch_are_refused(
