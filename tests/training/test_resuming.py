@@ -6,10 +6,12 @@ import json
 import os
 import resource
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small_run import (
     DYING_WHILE_SAVING_STEP_8,
     dying_at_step,
@@ -18,9 +20,11 @@ from small_run import (
     train_in_a_process,
 )
 
+import langevin
 from langevin.errors import UsageError, WorkError
 from langevin.runs import train
 from langevin.training import checkpoint, loop, optim
+from langevin.training.start import build
 
 
 @pytest.fixture(autouse=True)
@@ -191,3 +195,26 @@ def test_no_pickle_is_in_a_checkpoint(tmp_path: Path) -> None:
     train(small(tmp_path, steps=4), tmp_path / "run", quiet=True)
     names = {p.suffix for p in (tmp_path / "run").rglob("*") if p.is_file()}
     assert names <= {".safetensors", ".json", ".jsonl", ".yaml"}
+
+
+def test_a_finished_run_goes_on_with_a_larger_budget_and_no_smaller_one(tmp_path: Path) -> None:
+    config = small(tmp_path, schedule="constant", warmup=0.0)
+    whole, _ = train(config, tmp_path / "whole", quiet=True)
+    out = tmp_path / "parts"
+    train(replace(config, steps=8), out, quiet=True)
+    train(config, out, resume=True, quiet=True)
+    assert fingerprint(out, 12) == fingerprint(whole.path, 12)
+    train(replace(config, steps=None), out, resume=True, quiet=True)  # no budget: its own
+    assert langevin.load(out).config.steps == 12
+    with pytest.raises(UsageError, match="at step 12 already"):
+        train(replace(config, steps=4), out, resume=True, quiet=True)
+
+
+def test_no_steps_keep_the_model_as_it_starts(tmp_path: Path) -> None:
+    run, _ = train(small(tmp_path, steps=0), tmp_path / "run", quiet=True)
+    assert [row["step"] for row in run.metrics("valid")] == [0]
+    torch.manual_seed(run.config.seed)
+    fresh = build(run.config, run.task.prepare(run.config))
+    assert all(torch.equal(p, dict(run.model.named_parameters())[n]) for n, p in fresh.named_parameters())
+    train(small(tmp_path, steps=4), run.path, resume=True, quiet=True)
+    assert run.metrics()[-1]["step"] == 4

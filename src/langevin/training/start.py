@@ -31,9 +31,10 @@ from langevin.training.parallel import World
 from langevin.training.progress import Progress, cut_metrics
 
 # Settings that may change when a run goes on: they do not change what is computed, or say how far it goes.
+BUDGET = ("tokens", "steps", "minutes")
 MAY_CHANGE = (
     *("device", "keep", "checkpoint_every", "accumulate", "parallel", "graphs", "track"),
-    *("tokens", "steps", "minutes"),
+    *BUDGET,
     *("data", "tokenizer"),  # where they are: their hashes are compared
 )
 # What a pretrained model decides.
@@ -60,14 +61,16 @@ def prepared(
     console = Console(stderr=True, quiet=quiet or not world.first)
     locks: list[Lock] = []
 
-    def claimed() -> bool:
+    def claimed() -> TrainConfig | None:
         locks.append(Lock(folder))
         return _open(folder, config, resume)
 
-    going_on = world.ask_first(claimed)
+    before = world.ask_first(claimed)
+    if before is not None and _budget(config) == (None, None, None):
+        config = replace(config, **{name: getattr(before, name) for name in BUDGET})
     track.check(_tracked(config))
     data = TASKS.parse(config.task).prepare(config, progress=not quiet and world.first)
-    if going_on:
+    if before is not None:
         check_data(folder, data.manifest, config.data)
     torch.manual_seed(config.seed)
     spread = world.size > 1 and config.parallel == "fsdp"
@@ -76,8 +79,10 @@ def prepared(
     trainer = Trainer(config, model, data, folder, world)
     if not world.first:
         torch.manual_seed(hash((config.seed, world.rank)))
-    if going_on:
+    if before is not None:
         _go_on(trainer, console)
+        if _budget(config) != _budget(before):
+            _go_further(trainer, console)
     if world.first:
         write_text(folder / "config.yaml", config.as_yaml())
         cut_metrics(folder / "metrics.jsonl", trainer.state.step)
@@ -106,6 +111,22 @@ def _go_on(trainer: Trainer, console: Console) -> None:
     if last is not None:
         trainer.resume(last)
     console.print(f"going on from step {trainer.state.step}")
+
+
+def _go_further(trainer: Trainer, console: Console) -> None:
+    """Another budget than the run had: count its steps anew."""
+    state, total = trainer.state, int(trainer.world.agree(budget(trainer)))
+    if total < state.step:
+        raise UsageError(
+            f"{trainer.folder} is at step {state.step} already, beyond a budget of {total} steps",
+            "Give a larger budget, or another --out.",
+        )
+    state.total, state.looks = total, 0
+    console.print(f"up to step {total}, with the learning rates of a run of that length")
+
+
+def _budget(config: TrainConfig) -> tuple[float | None, ...]:
+    return tuple(getattr(config, name) for name in BUDGET)
 
 
 def resolved(config: TrainConfig, device: str) -> TrainConfig:
@@ -226,16 +247,16 @@ def default_folder(config: TrainConfig) -> Path:
     return Path("runs") / f"{name}-{config.seed}"
 
 
-def _open(folder: Path, config: TrainConfig, resume: bool) -> bool:
-    """Whether the folder holds a run to go on with; raises where that is not what was asked for."""
+def _open(folder: Path, config: TrainConfig, resume: bool) -> TrainConfig | None:
+    """The settings of the run that the folder holds, to go on with; raises where that was not asked for."""
     if opened(folder, resume) != "trained":
-        return False
-    before = asdict(TrainConfig.read(folder / "config.yaml"))
+        return None
+    before = TrainConfig.read(folder / "config.yaml")
     for f in fields(TrainConfig):
-        now = getattr(config, f.name)
-        if before[f.name] != now and f.name not in MAY_CHANGE:
+        then, now = getattr(before, f.name), getattr(config, f.name)
+        if then != now and f.name not in MAY_CHANGE:
             raise UsageError(
-                f"{folder} was trained with {f.name}={before[f.name]!r}, not {now!r}",
+                f"{folder} was trained with {f.name}={then!r}, not {now!r}",
                 "Give the same settings, or another --out.",
             )
-    return True
+    return before
