@@ -21,7 +21,7 @@ from langevin.errors import UsageError, one_line
 from langevin.mixers.attention import QKV
 from langevin.mixers.mechanism import Mechanism
 from langevin.mixers.spec import Spec, parse
-from langevin.models.convert_attention import is_causal
+from langevin.models.convert_attention import NAME, is_causal
 from langevin.models.convert_modules import install
 
 SOFTMAX = parse("softmax")
@@ -61,6 +61,9 @@ class _Twin:
         weights = {id(x): x for x in (*model.parameters(), *model.buffers())}
         self.model: Any = copy.deepcopy(model, weights).eval()
         self.model.config._output_attentions = False
+        modules = [self.model.get_submodule(name) for name in plan]
+        if model.config._attn_implementation == NAME and not any(hasattr(m, "langevin") for m in modules):
+            self.model.set_attn_implementation("sdpa")  # it was built of a converted model's config
         self.name, self.plan = type(model).__name__, plan
         self.spec = next((spec for spec in plan.values() if spec != SOFTMAX), SOFTMAX)
         self.called: Any = self.model

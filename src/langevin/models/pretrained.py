@@ -23,7 +23,7 @@ def located(name: str | os.PathLike[str]) -> str:
     name, root = os.fspath(name), data_root()
     places = [Path(name).expanduser(), *([] if root is None else [root / "models" / name])]
     for place in places:
-        if place.is_dir():
+        if name and place.is_dir():
             of_a_run = place / "model"
             return str(of_a_run if (of_a_run / "config.json").is_file() else place)
     searched = f"no folder {' or '.join(map(str, places))}"
