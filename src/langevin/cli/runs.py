@@ -60,7 +60,7 @@ class Data:
             return 0
         if not self.names:
             raise UsageError("no data set was named", "See langevin data list.")
-        own = {} if self.text_column is None else {"text_column": self.text_column}
+        own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
         for name in self.names:
             corpus = data.prepare(name, tokenizer=self.tokenizer, **own)
             sizes = {

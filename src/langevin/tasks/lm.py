@@ -43,7 +43,7 @@ class LanguageModelling(Task):
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
         from langevin import data
 
-        own = {} if self.text_column is None else {"text_column": self.text_column}
+        own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
         tokenizer = config.tokenizer
         if tokenizer is None and config.init is not None:
             from langevin.models.pretrained import tokenizer_of
