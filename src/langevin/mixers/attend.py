@@ -9,8 +9,14 @@ from torch import Tensor
 
 from langevin.errors import UsageError
 from langevin.kernels.view import View, wide
-from langevin.mixers.attention import no_alibi, only_mechanism
-from langevin.mixers.mechanism import Geometry, Inputs, Parameters, as_many_heads
+from langevin.mixers.mechanism import (
+    Geometry,
+    Inputs,
+    Parameters,
+    as_many_heads,
+    no_alibi,
+    only_mechanism,
+)
 from langevin.mixers.spec import Spec, parse
 
 
