@@ -11,10 +11,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from langevin.errors import UsageError
-from langevin.mixers.attention import QKV
 from langevin.mixers.mechanism import Geometry, Mechanism
 from langevin.mixers.neighbor import NeighborMixer
 from langevin.mixers.spec import Spec
+from langevin.models.attention import QKV
 from langevin.models.convert_attention import ask, call_ours, forget, is_causal, only_ours, remember
 from langevin.models.convert_neighbor import NeighborAttention, parameter_names
 

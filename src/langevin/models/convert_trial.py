@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from langevin.errors import UsageError, one_line
-from langevin.mixers.attention import QKV
 from langevin.mixers.mechanism import Mechanism
 from langevin.mixers.spec import Spec, parse
+from langevin.models.attention import QKV
 from langevin.models.convert_attention import NAME, is_causal
 from langevin.models.convert_modules import install
 
