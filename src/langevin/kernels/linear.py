@@ -86,9 +86,7 @@ def _chunked(x_BHLD: Tensor) -> Tensor:
     """(B, H, L, D) -> (B, H, N, C, D), zeros at the end."""
     L = x_BHLD.shape[-2]
     C = _chunk(L)
-    if (
-        torch.compiler.is_exporting()
-    ):  # where nothing may depend on what divides L
+    if torch.compiler.is_exporting():  # where nothing may depend on what divides L
         n, c = (torch.arange(size, device=x_BHLD.device) for size in (L // C + 3, C))
         return F.pad(x_BHLD, (0, 0, 0, 3 * C))[:, :, n[:, None] * C + c]
     return (F.pad(x_BHLD, (0, 0, 0, -L % C)) if L % C else x_BHLD).unflatten(-2, (-(-L // C), C))
