@@ -78,7 +78,7 @@ class View:
             )
         if window is not None and (type(window) is not int or window < 1):
             raise UsageError(f"window={window} is not a number of keys", "Pass 1 or more.")
-        if window is not None and window >= keys:
+        if window is not None and not torch.compiler.is_exporting() and window >= keys:
             window = None
         packed = documents is not None or position_ids is not None
         if not causal and (past is not None or (packed and queries != keys)):

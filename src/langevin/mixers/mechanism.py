@@ -143,7 +143,8 @@ class SoftmaxMechanism(Mechanism):
     def _attend_in_band(self, x: Inputs) -> Tensor:
         dtype = wide(x.q_BHQD.dtype)
         q, k, v = (as_many_heads(y.to(dtype), x.q_BHQD) for y in (x.q_BHQD, x.k_BHKD, x.v_BHKD))
-        if not x.view.whole or x.view.dense_BQK is not None:  # a few last queries are cheap in full
+        in_full = x.view.dense_BQK is not None or torch.compiler.is_exporting()
+        if in_full or not x.view.whole:  # a few last queries are cheap in full, too
             w = self.weights(replace(x, q_BHQD=q, k_BHKD=k))
             return (w @ v).to(x.v_BHKD.dtype)
         tau = torch.as_tensor(self.scale(x), device=q.device).to(dtype)
