@@ -7,8 +7,8 @@ from typing import ClassVar
 import pytest
 
 from langevin.data import hub, names, prepare
-from langevin.data.sources import GENERATED, NAMED, find
 from langevin.data import texts as texts_module
+from langevin.data.sources import GENERATED, NAMED, find
 from langevin.data.texts import SPLITS, Texts, cut_by_position, split_documents
 from langevin.errors import UsageError
 
