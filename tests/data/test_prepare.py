@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -154,6 +155,25 @@ def test_characters_that_train_does_not_have_are_counted(tmp_path):
         corpus = prepare(str(tmp_path), "chars")
     counts = {split: facts["unknown_characters"] for split, facts in corpus.manifest["splits"].items()}
     assert counts == {"train": 0, "valid": 1, "test": 2}
+
+
+@pytest.mark.filterwarnings("ignore:.* stand word for word")
+@pytest.mark.parametrize("separator", ["", "<|endoftext|>"], ids=["one text", "documents"])
+def test_a_text_is_never_held_whole(text, tmp_path, monkeypatch, separator):
+    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 1 << 16)
+    monkeypatch.setattr("langevin.data.texts.BLOCK", 1 << 16)
+    size = 8_000_000
+    line = "The quick brown fox jumps over the lazy dog. " * 20 + f"{separator}\n"
+    (tmp_path / "long.txt").write_text(line * (size // len(line)))
+    prepare(text, "bytes")  # imports what is needed
+    tracemalloc.start()
+    try:
+        corpus = prepare(str(tmp_path / "long.txt"), "bytes", valid=0.01, test=0.01)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(corpus.tokens("train")) > 0.9 * size
+    assert peak < size
 
 
 def test_many_tokens_need_four_bytes_each(text, monkeypatch):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from langevin.data import tokenizers
 from langevin.data.texts import SEPARATOR, chunks
@@ -147,3 +148,74 @@ def test_gpt2_is_found_by_name_and_gives_its_known_ids():
     ((ids, _),) = tokenizers.encoder(tokenizer)(["Hello world"], False)
     assert np.array_equal(ids, [15496, 995])
     assert (len(tokenizer), tokenizer.eos_token_id) == (50257, 50256)
+
+
+@pytest.mark.parametrize("name", ["bpe-99999999999999999999", "bpe-4000000000", "bpe-" + "9" * 5000])
+def test_a_bpe_with_too_many_tokens_is_refused(name):
+    with pytest.raises(UsageError, match="is too large"):
+        tokenizers.is_made_here(name)
+
+
+@pytest.mark.parametrize("others", [(), ("é",)], ids=["without unknown", "with unknown"])
+def test_a_prompt_with_characters_that_training_never_saw_is_refused_by_their_name(others):
+    tokenizer = made("chars", "abc \n", others).tokenizer
+    with pytest.raises(UsageError, match="does not know 'é', 'X'") as error:
+        tokenizers.encode_prompt(tokenizer, "aéXa")
+    assert repr("\n abc") in error.value.remedy
+    assert tokenizers.encode_prompt(tokenizer, "cab") == tokenizer.encode("cab")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prompt_that_is_not_text_is_refused(name):
+    with pytest.raises(UsageError, match="not UTF-8 text"):
+        tokenizers.encode_prompt(made(name).tokenizer, "a\udce9")
+
+
+def test_a_tokenizer_with_gaps_needs_room_for_its_largest_id(tmp_path):
+    backend = Tokenizer(models.WordLevel({"a": 0, "b": 7, SEPARATOR: 20}, unk_token="a"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=SEPARATOR)
+    assert len(tokenizer) == 3
+    assert tokenizers.vocabulary(tokenizer) == 21
+
+
+CONFIG, TOKENS = "tokenizer_config.json", "tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        (TOKENS, None),
+        (TOKENS, lambda sound: "{}"),
+        (TOKENS, lambda sound: sound[: len(sound) // 2]),
+        (TOKENS, lambda sound: "[1]"),
+        (TOKENS, lambda sound: "[" * 20_000),
+        (CONFIG, lambda sound: "[1]"),
+        (CONFIG, lambda sound: '{"a'),
+        (CONFIG, lambda sound: "{}"),
+        (CONFIG, lambda sound: sound.replace('"eos_token": ', '"eos_token": 5, "was": ')),
+        (CONFIG, lambda sound: sound.replace(SEPARATOR, "<nothing like it>")),
+        (
+            CONFIG,
+            lambda sound: '{"auto_map": {"AutoTokenizer": ["code.Own", null]}, "tokenizer_class": "Own"}',
+        ),
+    ],
+)
+def test_a_damaged_tokenizer_is_one_line_of_cause_and_one_of_remedy(tmp_path, file, damage):
+    made("bytes").tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "code.py").write_text("raise SystemExit('code of its own was run')")
+    sound = (tmp_path / file).read_text()
+    (tmp_path / file).unlink()
+    if damage is not None:
+        (tmp_path / file).write_text(damage(sound))
+    with pytest.raises(UsageError) as error:
+        tokenizers.load_tokenizer(tmp_path)
+    assert str(tmp_path) in error.value.cause
+    assert "\n" not in error.value.cause
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "no such/name at all"])
+def test_a_name_that_no_tokenizer_can_have_is_refused(name, monkeypatch):
+    monkeypatch.setattr(tokenizers, "reachable", lambda: False)
+    with pytest.raises(UsageError, match="unknown tokenizer"):
+        tokenizers.load(name)

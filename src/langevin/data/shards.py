@@ -34,6 +34,9 @@ SMALL = 1 << 16
 BATCH_CHARACTERS = 1 << 20
 """Pieces of text are encoded in batches of about this many characters."""
 
+NOTHING = np.zeros((1, 2), "<u2")
+"""Characters and bytes of a separator."""
+
 LOOKED_AT = 1 << 20
 """Among so many tokens of train a text without documents finds what it can begin after."""
 
@@ -100,39 +103,48 @@ class Shard:
         first = tokenizers.first_token(made.tokenizer)
         self.separator: int = made.tokenizer.eos_token_id if first is None else first
         self.layout = "text" if not texts.documents else "text eos" if first is None else "bos text"
+        self.unknown = made.tokenizer.convert_tokens_to_ids(tokenizers.UNKNOWN) if made.has_unknown else -1
         self.tokens = self.characters = self.bytes = self.unknowns = 0
         self.text_sha256 = hashlib.sha256()
         self.hashes = array("Q")
         """Of the documents, 64 bits each."""
 
     def write(self, folder: Path, advance: Callable[[int], None]) -> None:
-        unknown = (
-            self.made.tokenizer.convert_tokens_to_ids(tokenizers.UNKNOWN) if self.made.has_unknown else -1
-        )
+        separator = np.array([self.separator], self.dtype)
+        first = [separator] if self.layout == "bos text" else []
+        last = [separator] if self.layout == "text eos" else []
         sized = self.split != "train"
         sizes_path = folder / f"{self.split}.sizes" if sized else Path(os.devnull)
         document, begins = hashlib.blake2b(digest_size=8), True
         with open(folder / f"{self.split}.bin", "wb") as tokens, open(sizes_path, "wb") as sizes:
             for batch in _batches(self.texts.pieces(self.split)):
+                rows: list[np.ndarray] = []
+                pairs: list[np.ndarray] = []
                 encoded = self.made.encode([text for text, _ in batch], sized)
                 for (text, ends), (ids, places) in zip(batch, encoded, strict=True):
-                    before = int(begins and self.layout == "bos text")
-                    after = int(ends and self.layout == "text eos")
-                    row = np.pad(ids.astype(self.dtype), (before, after), constant_values=self.separator)
-                    tokens.write(row.tobytes())
+                    before, after = first if begins else [], last if ends else []
+                    rows += [*before, ids.astype(self.dtype), *after]
                     if places is not None:
-                        sizes.write(np.pad(_sizes(text, places), ((before, after), (0, 0))).tobytes())
+                        pairs += [
+                            *(NOTHING for _ in before),
+                            _sizes(text, places),
+                            *(NOTHING for _ in after),
+                        ]
                     data = text.encode()
-                    self.tokens += len(row)
                     self.characters += len(text)
                     self.bytes += len(data)
-                    self.unknowns += int(np.count_nonzero(ids == unknown))
                     self.text_sha256.update(data)
                     document.update(data)
-                    if begins := ends:
+                    begins = ends
+                    if ends:
                         self.text_sha256.update(SEPARATOR.encode())
                         self.hashes.append(int.from_bytes(document.digest()))
                         document = hashlib.blake2b(digest_size=8)
+                row = np.concatenate(rows)
+                self.tokens += len(row)
+                self.unknowns += int(np.count_nonzero(row == self.unknown))
+                tokens.write(row.tobytes())
+                sizes.write(b"".join(pair.tobytes() for pair in pairs))
                 advance(sum(len(text) for text, _ in batch))
 
     def facts(self) -> dict[str, Any]:

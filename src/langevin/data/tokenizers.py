@@ -212,11 +212,11 @@ def _unseen(tokenizer: PreTrainedTokenizerFast, text: str) -> UsageError:
 def encoder(tokenizer: PreTrainedTokenizerFast) -> Encode:
     """Encode with the tokenizer itself, without special tokens: what looks like one in a text is text."""
     backend = tokenizer.backend_tokenizer
-    backend.encode_special_tokens = True
     a, b, both = (backend.encode(text, add_special_tokens=False).ids for text in ("a", "b", "a b"))
     adds_space = a + b == both  # before every text, and so before every piece of one
 
     def encode(texts: list[str], places: bool) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        backend.encode_special_tokens = True  # every other use of the tokenizer sets it back
         skipped = [adds_space and text.startswith(" ") for text in texts]
         run = backend.encode_batch if places else backend.encode_batch_fast
         found = run(
