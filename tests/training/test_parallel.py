@@ -27,6 +27,7 @@ from langevin.data import prepare
 from langevin.errors import UsageError
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.config import LangevinConfig
+from langevin.models.convert import convert
 from langevin.runs import train
 from langevin.settings import TrainConfig
 from langevin.training.loop import Trainer
@@ -53,12 +54,19 @@ def plain(tmp_path: Path, **changes: Any) -> TrainConfig:
     return small(tmp_path, **{**values, **changes})
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp from pretrained weights"])
 def test_two_processes_have_the_losses_of_one_and_one_goes_on_for_two(
-    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LANGEVIN_CACHE", str(tmp_path / "cache"))
-    config = plain(tmp_path, accumulate=2, parallel=kind)
+    changes: dict[str, Any] = {"accumulate": 2, "parallel": kind.split()[0]}
+    if "pretrained" in kind:
+        shape = {"hidden_size": 16, "intermediate_size": 40, "num_attention_heads": 2, "vocab_size": 300}
+        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **shape))
+        convert(model, "ssmax").save_pretrained(tmp_path / "llama")
+        changes |= {"init": str(tmp_path / "llama"), "mixer": "ssmax"}
+        changes |= {"layers": 4, "width": 128, "heads": 4}  # the defaults: the model decides
+    config = plain(tmp_path, **changes)
     train(config, tmp_path / "one", quiet=True)
     done = in_two_processes(config, tmp_path / "two")
     assert done.returncode == 0, done.stderr
@@ -68,8 +76,9 @@ def test_two_processes_have_the_losses_of_one_and_one_goes_on_for_two(
         assert two[step] == pytest.approx(one[step], abs=1e-5)
     for damaged in (tmp_path / "two" / "checkpoints").glob("step-8/manifest.json"):
         damaged.unlink()  # as if the last checkpoint had not been finished
-    train(replace(config, parallel="ddp"), tmp_path / "two", resume=True, quiet=True)
-    assert losses(tmp_path / "two")[8] == pytest.approx(one[8], abs=1e-5)
+    run, _ = train(replace(config, parallel="ddp"), tmp_path / "two", resume=True, quiet=True)
+    assert losses(run.path)[8] == pytest.approx(one[8], abs=1e-5)
+    assert run.model(torch.arange(5)[None]).logits.isfinite().all()
 
 
 def test_two_processes_with_dropout_go_on_with_the_same_bits(

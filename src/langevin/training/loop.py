@@ -104,7 +104,8 @@ class Trainer:
             if not state.total and config.steps != 0:
                 state.total = int(self.world.agree(budget(self)))
             if not state.looks:
-                state.looks, state.looked_at = (int(self.world.agree(n)) for n in looks_of(self))
+                looks, batches = (int(self.world.agree(n)) for n in looks_of(self))
+                state.looks, state.looked_at = looks, state.looked_at or batches
             del self.feed.held_out[state.looked_at :]
             progress.start(state, self)
         try:
