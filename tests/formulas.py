@@ -81,7 +81,7 @@ def sima(config, p, q, keys, queries, distances, depth):
     return weights * (keys.shape[1] if config.scale == "n" else 1)
 
 
-def visible(i, length, *, causal, window=None, real=None, documents=None):
+def visible(i, length, *, causal, window=None, real=None, documents=None, mask=None):
     """The positions query i sees."""
     return [
         j
@@ -90,10 +90,11 @@ def visible(i, length, *, causal, window=None, real=None, documents=None):
         and (window is None or abs(i - j) < window)
         and (real is None or bool(real[j]))
         and (documents is None or documents[j] == documents[i])
+        and (mask is None or bool(mask[i, j]))
     ]
 
 
-def attention(config, p, q, k, v, *, causal, window=None, real=None, documents=None, depth=4):
+def attention(config, p, q, k, v, *, causal, window=None, depth=4, **masks):
     """Mixed values (B, H, L, D) and weights (B, H, L, L) of full-length q, k, v."""
     B, H, L, _ = q.shape
     groups = H // k.shape[1]
@@ -101,11 +102,8 @@ def attention(config, p, q, k, v, *, causal, window=None, real=None, documents=N
     outs, rows = [], []
     for b in range(B):
         for i in range(L):
-            masks = {
-                "real": None if real is None else real[b],
-                "documents": None if documents is None else documents[b],
-            }
-            J = visible(i, L, causal=causal, window=window, **masks)
+            own = {name: x[b] for name, x in masks.items() if x is not None}
+            J = visible(i, L, causal=causal, window=window, **own)
             row = q.new_zeros(H, L)
             if J:
                 distances = torch.tensor([float(i - j) for j in J], dtype=q.dtype)

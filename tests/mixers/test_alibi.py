@@ -194,9 +194,8 @@ def sum_by_rows(spec: str, x: torch.Tensor, last: int | None) -> torch.Tensor:
     q = q if last is None else q[:, :, -last:]
     parsed, heads = mixers.parse(spec), q.shape[1]
     view = View.of(q.shape[2], k.shape[2], causal=True)
-    i = torch.arange(view.keys)
     m = torch.tensor(PUBLISHED[heads])[:, None, None]
-    bias = (-m * (i[view.offset :, None] - i)).to(x.dtype)
+    bias = (-m * (view.distance())).to(x.dtype)
     geometry = Geometry(heads, q.shape[3], heads)
     with torch.no_grad():
         inputs = Inputs(q, k, v, view, QKV(parsed, geometry).scalars(), geometry)

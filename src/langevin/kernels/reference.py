@@ -24,15 +24,8 @@ def scores(
     if key_offset is not None:
         z = z + key_offset.transpose(-1, -2)
     if decay:
-        z = z - (decay / 2) * squared_distance(view).to(z.dtype)
+        z = z - (decay / 2) * view.distance().square().to(z.dtype)
     return z * scale
-
-
-def squared_distance(view: View) -> Tensor:
-    """(i - j)² for every query and key, (Q, K)."""
-    j = torch.arange(view.keys, device=view.device)
-    i = j[view.offset :]
-    return (i[:, None] - j).square()
 
 
 def softmax_weights(scores_BHQK: Tensor, view: View) -> Tensor:

@@ -8,15 +8,8 @@ import torch
 from torch import Tensor
 
 from langevin.errors import UsageError
-from langevin.kernels.view import View, wide
-from langevin.mixers.mechanism import (
-    Geometry,
-    Inputs,
-    Parameters,
-    as_many_heads,
-    no_alibi,
-    only_mechanism,
-)
+from langevin.kernels.view import View, as_many_heads, wide
+from langevin.mixers.mechanism import Geometry, Inputs, Parameters, no_alibi, only_mechanism
 from langevin.mixers.spec import Spec, parse
 
 

@@ -25,13 +25,12 @@ from torch import Tensor
 
 from langevin.errors import UsageError
 from langevin.kernels.linear import visible_sum
-from langevin.kernels.view import wide
+from langevin.kernels.view import as_many_heads, wide
 from langevin.mixers.mechanism import (
     Geometry,
     Inputs,
     Parameters,
     SoftmaxMechanism,
-    as_many_heads,
     initial,
     per_head,
 )

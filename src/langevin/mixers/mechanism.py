@@ -14,7 +14,7 @@ from torch import Tensor
 
 from langevin.errors import UsageError
 from langevin.kernels import banded, reference, sdpa
-from langevin.kernels.view import View, wide
+from langevin.kernels.view import View, as_many_heads, wide
 from langevin.mixers import alibi
 from langevin.mixers.spec import Spec
 
@@ -143,7 +143,7 @@ class SoftmaxMechanism(Mechanism):
     def _attend_in_band(self, x: Inputs) -> Tensor:
         dtype = wide(x.q_BHQD.dtype)
         q, k, v = (as_many_heads(y.to(dtype), x.q_BHQD) for y in (x.q_BHQD, x.k_BHKD, x.v_BHKD))
-        if x.view.queries != x.view.keys:  # a few last queries: their rows are cheap in full
+        if not x.view.whole or x.view.dense_BQK is not None:  # a few last queries are cheap in full
             w = self.weights(replace(x, q_BHQD=q, k_BHKD=k))
             return (w @ v).to(x.v_BHKD.dtype)
         tau = torch.as_tensor(self.scale(x), device=q.device).to(dtype)
@@ -192,12 +192,6 @@ def with_key_offset(q_BHQD: Tensor, k_BHKD: Tensor, offset_BHK1: Tensor) -> tupl
     q = F.pad(torch.cat([q_BHQD, ones], -1), (0, fill))
     k = F.pad(torch.cat([k_BHKD, *parts], -1), (0, fill))
     return q, k
-
-
-def as_many_heads(x_BHKD: Tensor, q_BHQD: Tensor) -> Tensor:
-    """Keys or values repeated for the query heads that share them."""
-    groups = q_BHQD.shape[1] // x_BHKD.shape[1]
-    return x_BHKD if groups == 1 else x_BHKD.repeat_interleave(groups, 1)
 
 
 def per_head(x_H: Tensor) -> Tensor:

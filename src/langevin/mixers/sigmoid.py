@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from langevin.kernels import pointwise, reference
-from langevin.kernels.view import wide
+from langevin.kernels.view import as_many_heads, wide
 from langevin.mixers import alibi
-from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, Parameters, as_many_heads, initial
+from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, Parameters, initial
 from langevin.mixers.spec import register
 
 

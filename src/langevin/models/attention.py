@@ -17,12 +17,11 @@ from torch import Tensor, library, nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicSlidingWindowLayer
 
 from langevin.errors import UsageError
-from langevin.kernels.view import View, wide
+from langevin.kernels.view import View, as_many_heads, readable, wide
 from langevin.mixers.mechanism import (
     Geometry,
     Inputs,
     Parameters,
-    as_many_heads,
     check_heads,
     no_alibi,
     only_mechanism,
@@ -35,6 +34,7 @@ from langevin.models.cache import StateLayer, extent, state_layer
 Positions = Literal["none", "rope", "alibi"]
 Rotation = tuple[Tensor, Tensor]
 ROPE_BASE = 10_000.0
+_HIDDEN = -1e4  # an additive mask hides a key with this or less
 
 
 class QKV(nn.Module):
@@ -80,7 +80,7 @@ class QKV(nn.Module):
                     f"the cache of {self.spec} holds sums, and no keys that weights could be given to",
                     "Ask for weights from the first call on, or without a cache.",
                 )
-            x = Inputs(q_BHLD, k_BHKD, v_BHKD, view, self.scalars(), self.geometry)
+            x = Inputs(q_BHLD, k_BHKD, v_BHKD, in_order(view), self.scalars(), self.geometry)
             y, state = self.mechanism.advance(x, layer.state)
             layer.store(state, L)
             return self.wrappers(y), None
@@ -101,6 +101,40 @@ class QKV(nn.Module):
 
     def extra_repr(self) -> str:
         return str(self.spec)
+
+
+def visible(attention_mask: Tensor, batch: int, queries: int, keys: int) -> Tensor:
+    """A mask (B or 1, 1, Q, K) as (B, Q, K), True where a key is seen. One that is added to scores may hold
+    0 and large negative numbers only."""
+    if attention_mask.ndim != 4 or attention_mask.shape[1:] != (1, queries, keys):
+        raise UsageError(
+            f"the attention mask has shape {tuple(attention_mask.shape)}, "
+            f"expected (batch, 1, {queries}, {keys})",
+            "Pass a (batch, tokens) mask of real tokens, or position_ids for packed documents.",
+        )
+    seen = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+    if seen is not attention_mask and (
+        not readable(seen) or not bool((seen | (attention_mask <= _HIDDEN)).all())
+    ):
+        raise UsageError(
+            "the attention mask adds numbers to scores",
+            "Pass a boolean mask; a bias on scores has no meaning for every mixer.",
+        )
+    return seen[:, 0].expand(batch, queries, keys)
+
+
+def in_order(view: View) -> View:
+    """The view without a dense mask: a state sums up text, padding and documents in their order."""
+    if view.dense_BQK is None:
+        return view
+    real, first = view.dense_BQK.any(1), view.dense_BQK.byte().argmax(-1)
+    ordered = View(view.queries, view.keys, True, view.device, view.past, None, real, first)
+    if readable(real) and not torch.equal(ordered.mask_BQK, view.dense_BQK):
+        raise UsageError(
+            "the attention mask is not one of text, padding and documents, which a state could sum up",
+            "Pass such text in one piece, with use_cache=False.",
+        )
+    return ordered
 
 
 class Mixing(nn.Module):

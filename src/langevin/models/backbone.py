@@ -33,7 +33,7 @@ from langevin.kernels.view import View, readable
 from langevin.mixers import build
 from langevin.mixers.mechanism import Mechanism
 from langevin.mixers.scalars import Scalars
-from langevin.models.attention import Attention, Rotation, angles, rotary
+from langevin.models.attention import Attention, Rotation, angles, rotary, visible
 from langevin.models.cache import extent
 from langevin.models.config import LangevinConfig
 
@@ -217,23 +217,21 @@ class LangevinModel(LangevinPreTrainedModel):
         cache: Cache | None,
         whole: bool,
     ) -> View:
-        """attention_mask is (B, K), True where a token is real, or (B, 1, L, K), True where a query sees a key.
+        """attention_mask is (B, K), True at real tokens, or (B, 1, L, K), True where a query sees a key.
         position_ids tell documents apart as long as the cache is empty."""
         B, L, _ = x_BLW.shape
         past, keys = extent(cache, 0, L, whole)
         if attention_mask is not None and attention_mask.ndim == 4:
-            return View.from_mask(attention_mask, causal=self.config.causal, past=past)
-        if attention_mask is not None:
-            static = cache is not None and cache.get_max_length(0) > 0
-            unused = keys - attention_mask.shape[1] if static else 0
-            attention_mask = F.pad(attention_mask.bool(), (0, unused), value=True)
+            seen = visible(attention_mask, B, L, keys)
+            return View.from_mask(seen, causal=self.config.causal, past=past)
+        first = keys == L if past is None else isinstance(past, int)
         return View.of(
             L,
             keys,
             causal=self.config.causal,
             device=x_BLW.device,
-            key_padding_mask=attention_mask,
-            position_ids=position_ids if isinstance(past, int) and past == 0 else None,
+            key_padding_mask=None if attention_mask is None else attention_mask.bool(),
+            position_ids=position_ids if first else None,
             past=past,
             batch=B,
         )
@@ -290,7 +288,7 @@ class LangevinForCausalLM(LangevinPreTrainedModel, GenerationMixin):
         if attention_mask is None:
             return None
         unused = past_key_values.get_max_length() - attention_mask.shape[1]
-        return F.pad(attention_mask.bool(), (0, max(0, unused)), value=True)
+        return F.pad(attention_mask.bool(), (0, unused))
 
     @can_return_tuple
     def forward(

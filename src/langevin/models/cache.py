@@ -140,18 +140,18 @@ def state_layer(cache: Cache, index: int, keeps_tokens: bool = False) -> StateLa
 
 
 def extent(cache: Cache | None, index: int, tokens: int, whole: bool = False) -> tuple[Any, int]:
-    """How many tokens came before the new ones, and on how many keys those look.
+    """How many keys come before the new tokens (None where those are the last), and how many there are.
 
-    In a static cache the first is a tensor, and the keys are all its slots. The first tokens of all look at
-    each other alone, unless the whole is asked for.
+    In a static cache the first is a tensor, and there are as many keys as slots. The first tokens of all
+    need look no further than at each other, unless the whole is asked for.
     """
     if cache is None:
-        return 0, tokens
+        return None, tokens
     layer = _layer(cache, index)
     past, slots = layer.get_seq_length(), getattr(layer, "max_cache_len", None)
-    if slots is None or (isinstance(past, int) and not whole):
-        return past, past + tokens
-    return past.clone() if isinstance(past, Tensor) else past, slots
+    if slots is None:
+        return None, past + tokens
+    return past, slots if whole or isinstance(past, Tensor) else tokens
 
 
 def _layer(cache: Cache, index: int) -> Any:

@@ -20,11 +20,10 @@ from transformers.masking_utils import sdpa_mask
 
 from langevin.errors import UsageError
 from langevin.kernels.view import View
-from langevin.models.attention import QKV
+from langevin.models.attention import QKV, visible
 from langevin.models.cache import StateLayer
 
 NAME = "langevin"
-_HIDDEN = -1e4  # an additive mask hides a key with this or less
 _UNKNOWN_TERMS = {
     "softcap": "caps its attention scores (softcap)",
     "s_aux": "adds attention sinks (s_aux)",
@@ -127,13 +126,7 @@ def view_of(
     known = not torch.compiler.is_compiling() and attention_mask in _views
     if known and _views[attention_mask] is not None:
         return _views[attention_mask]
-    seen = _boolean(attention_mask)
-    if seen.ndim != 4 or seen.shape[1] != 1 or seen.shape[2:] != (Q, keys):
-        raise UsageError(
-            f"the attention mask has shape {tuple(attention_mask.shape)}, expected (batch, 1, {Q}, {keys})",
-            "Pass a (batch, tokens) mask of real tokens, or position_ids for packed documents.",
-        )
-    view = View.from_mask(seen[:, 0].expand(B, Q, keys), causal=causal, past=past)
+    view = View.from_mask(visible(attention_mask, B, Q, keys), causal=causal, past=past)
     if known:
         _views[attention_mask] = view
     return view
@@ -212,19 +205,6 @@ def _number(module: nn.Module, scaling: float) -> float:
             f"{type(module).__name__} scales its scores by a tensor", "A plain number is supported."
         )
     return scaling
-
-
-def _boolean(attention_mask: Tensor) -> Tensor:
-    """True where a key is seen. Additive masks may hold 0 and large negative numbers only."""
-    if attention_mask.dtype == torch.bool:
-        return attention_mask
-    seen = attention_mask == 0
-    if torch.compiler.is_compiling() or not bool((seen | (attention_mask <= _HIDDEN)).all()):
-        raise UsageError(
-            "the attention mask adds numbers to scores",
-            "Pass a boolean mask; a bias on scores has no meaning for every mixer.",
-        )
-    return seen
 
 
 AttentionInterface.register(NAME, attention)

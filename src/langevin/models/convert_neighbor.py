@@ -35,7 +35,7 @@ class NeighborAttention(NeighborMixing):
             )
         x = given[self.names[0]]
         cache = next((v for v in given.values() if isinstance(v, Cache)), None)
-        past, keys = extent(cache, self.layer_idx or 0, x.shape[1])
+        past, keys = extent(cache, self.layer_idx or 0, x.shape[1], whole=True)
         view = view_of(given.get("attention_mask"), x, keys, past, self.is_causal, given)
         weights = bool(given.get("output_attentions") or getattr(self, "langevin_weights", False))
         return self.mixed(x, view, cache, None, weights)
