@@ -14,7 +14,7 @@ A mask of any other shape is kept as it is (`dense_BQK`), and whatever needs the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -129,9 +129,9 @@ class View:
 
     def to(self, device: torch.device | str | int, **options: Any) -> View:
         """The same view on another device, where a model is spread over several."""
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
-        own = {f.name: tensors[f.name].to(device, **options) for f in fields(self) if f.name in tensors}
-        return replace(self, device=torch.device(device), **own)
+        own: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        own |= {name: x.to(device, **options) for name, x in own.items() if isinstance(x, Tensor)}
+        return View(**{**own, "device": torch.device(device)})
 
     def last(self, keys: int) -> View:
         """The same view with only the last `keys` keys (the others must be out of sight)."""
