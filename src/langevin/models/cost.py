@@ -43,9 +43,9 @@ def flops_of(model: Any, context: int) -> float:
             once = sum(p.numel() for p in module.steps.parameters() if p.ndim == 2)
             matrices += (module.config.iters - 1) * once
         elif isinstance(module, QKV):
-            width = module.geometry.heads * module.geometry.head_dim
+            head_dim, recurrent = module.geometry.head_dim, module.mechanism.recurrent
             seen = context if getattr(model.config, "causal", True) else 2 * context
-            mixing += 12 * width * module.geometry.head_dim if module.mechanism.recurrent else 6 * width * seen
+            mixing += module.geometry.heads * head_dim * (12 * head_dim if recurrent else 6 * seen)
     return 6.0 * matrices + mixing
 
 
