@@ -1,4 +1,4 @@
-"""Three hundred command lines that nobody would write: each ends with 0, 1 or 2 and says why in two lines."""
+"""Three hundred command lines that nobody would write end with 0, 1 or 2, and say why in two lines."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -332,22 +333,31 @@ class Convert:
     """
 
     model: tyro.conf.Positional[str]
-    """A folder made by save_pretrained, or a name on the Hugging Face Hub."""
+    """A folder made by save_pretrained, a run, or a name on the Hugging Face Hub."""
     spec: tyro.conf.Positional[str]
     """The mixer, for example "heat(t='head')"."""
     out: Path
     """The folder to write."""
+    layers: str | None = None
+    """Only these layers, for example 0,2,5."""
 
     def __call__(self) -> int:
-        from langevin.mixers import parse
+        from langevin.models.pretrained import located
 
-        parse(self.spec)  # a wrong spec should not wait for the model to load
+        model = located(
+            self.model
+        )  # a wrong name should not wait for torch, nor a wrong spec for the model
         if self.out.exists() and any(self.out.iterdir()):
             raise UsageError(f"{self.out} is not empty", "Choose another --out, or empty it.")
+        if self.layers is not None and not re.fullmatch(r"\d+(,\d+)*", self.layers):
+            raise UsageError(f"--layers {self.layers} are not numbers of layers", "Write them as 0,2,5.")
+        layers = None if self.layers is None else [int(number) for number in self.layers.split(",")]
+        from langevin.mixers import parse
         from langevin.models.convert import convert, from_pretrained
 
+        parse(self.spec)
         with console_for(stderr=True).status(f"converting {self.model}"):
-            converted = convert(from_pretrained(self.model), self.spec)
+            converted = convert(from_pretrained(model), self.spec, layers=layers)
             converted.save_pretrained(self.out)
         print(f"{self.out}: {type(converted).__name__} with {parse(self.spec)}")
         print(

@@ -60,7 +60,7 @@ class Data:
             return 0
         if not self.names:
             raise UsageError("no data set was named", "See langevin data list.")
-        own = {} if self.text_column is None else {"text_column": self.text_column}
+        own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
         for name in self.names:
             corpus = data.prepare(name, tokenizer=self.tokenizer, **own)
             sizes = {
@@ -309,6 +309,7 @@ class Generate:
                 run.tokenizer,
                 requests,
                 sampling,
+                data=run.environment["data"],
                 context=run.config.context,
                 batch=self.batch,
                 streamer=TextStreamer(run.tokenizer, skip_special_tokens=True) if streams else None,

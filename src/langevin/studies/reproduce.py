@@ -30,7 +30,6 @@ from langevin.studies.recipe import Benches, Part, Recipe, recipe, train_config
 from langevin.studies.report.recipe_page import parts_page
 from langevin.studies.report.speed_page import speed_page
 from langevin.studies.runner import On, compare
-from langevin.studies.sharing import Share
 from langevin.studies.statistics import by_seed, interval
 from langevin.studies.workers import Workers
 
@@ -72,7 +71,7 @@ def reproduce(
         _tidy(results, place)
         return part, read_json(place / "results.json")
 
-    with Workers(Share(), plans[0][1].threads) as hired:
+    with Workers(1, plans[0][1].threads) as hired:
         parts = [made(part, plan) for part, plan in plans]
     if not several:
         return parts[0][1]

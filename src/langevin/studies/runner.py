@@ -8,7 +8,6 @@ results but for times. The same call with more seeds adds them.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,9 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Protocol
 
-import torch
-
-from langevin.environment import can_compile, pick_device
+from langevin.environment import pick_device
 from langevin.runs.files import write_json
 from langevin.runs.folder import Lock
 from langevin.studies import terms
@@ -28,11 +25,10 @@ from langevin.studies.display import Display
 from langevin.studies.measuring import EVALUATED, was_shared
 from langevin.studies.plan import TUNING_SEED, Plan, begun, settle
 from langevin.studies.report import write_report
-from langevin.studies.sharing import Share, share, worth_compiling
+from langevin.studies.sharing import divide, spelled_out
 from langevin.studies.work import Job, finished, recorded, tidied, work
 from langevin.studies.workers import Began, Ended, Tick, Workers
 from langevin.tasks import TASKS
-from langevin.training.start import resolved
 
 On = Literal["local", "ray"]
 
@@ -72,10 +68,11 @@ def compare(
     for sentence in terms.unequal(sizes):
         hint = "" if plan.equalise else "; --equalise makes them equal"
         display.say(sentence + hint, style="yellow")
-    divided = divide(plan, sizes, vocab_size, device, workers)
+    workers = divide(plan, sizes, vocab_size, device, workers)
     if on == "ray" and device != "cpu":
-        divided = Share()  # each has a GPU to itself
-    at_once = min(divided.at_once, len(plan.arms) * len(plan.seeds))
+        workers = 1  # each has a GPU to itself
+    at_once = max(1, min(workers, len(plan.arms) * len(plan.seeds)))
+    shared = at_once > 1 and device != "cpu"
     about = {
         "data": data_facts(data.manifest, plan.settings.data),
         "commands": [plan.command()],
@@ -84,11 +81,11 @@ def compare(
     }
     with Lock(folder):
         about = settle(plan, folder, about)
-        if divided.shared:
+        if shared:
             display.say(f"up to {at_once} runs at a time share the GPU")
-        with _interruptible(), crew(divided, plan, device, on, hired) as chosen:
+        with _interruptible(), crew(workers, plan, device, on, hired) as chosen:
             try:
-                _make(plan, folder, chosen, display)
+                _make(plan, folder, shared, chosen, display)
             finally:
                 display.stop()
         results = collect(plan, folder, about, sizes)
@@ -97,7 +94,7 @@ def compare(
     return results
 
 
-def _make(plan: Plan, folder: Path, crew: Crew, display: Display) -> None:
+def _make(plan: Plan, folder: Path, shared: bool, crew: Crew, display: Display) -> None:
     """Every job of the plan that is not done yet, in parts; each needs the one before."""
 
     def carry_out(name: str, jobs: list[Job]) -> None:
@@ -113,7 +110,7 @@ def _make(plan: Plan, folder: Path, crew: Crew, display: Display) -> None:
             carry_out("tuning", trial_jobs(plan, folder))
             write_json(folder / TUNED, tuned(plan, folder)[1])
         plan, _ = tuned(plan, folder)
-    jobs = run_jobs(plan, folder)
+    jobs = run_jobs(plan, folder, shared)
     carry_out("comparing", jobs)
     if plan.settings.keep_evaluated:
         carry_out("matching", matching_jobs(plan, jobs))
@@ -136,8 +133,8 @@ def trial_jobs(plan: Plan, folder: Path) -> list[Job]:
     ]
 
 
-def run_jobs(plan: Plan, folder: Path) -> list[Job]:
-    """Seed by seed, so that what is finished is always nearly paired."""
+def run_jobs(plan: Plan, folder: Path, shared: bool = False) -> list[Job]:
+    """Seed by seed, so that what is finished is always nearly paired; shared: several on one GPU."""
     return [
         Job(
             f"{arm.name} seed {seed}",
@@ -145,6 +142,7 @@ def run_jobs(plan: Plan, folder: Path) -> list[Job]:
             plan.config(arm, seed),
             plan.test_tokens,
             plan.threads,
+            shared=shared,
         )
         for seed in plan.seeds
         for arm in plan.arms
@@ -178,55 +176,21 @@ def timing_jobs(jobs: list[Job]) -> list[Job]:
     return found
 
 
-def spelled_out(
-    plan: Plan, sizes: dict[str, terms.Size], vocab_size: int, device: str, before: dict[str, Any] | None
-) -> Plan:
-    """The plan with what `auto` means here; on a GPU, compiled as far as the runs are worth it, or as they
-    were before, where seeds are added."""
-    settings = plan.settings
-    if settings.compile == "auto" and before is not None and isinstance(before.get("settings"), dict):
-        settings = replace(settings, compile=before["settings"].get("compile", "auto"))
-    if settings.compile == "auto" and device.startswith("cuda") and can_compile(device):
-        largest = max(size.flops_per_token for size in sizes.values())
-        settings = replace(settings, compile=worth_compiling(plan, largest, vocab_size))
-    return replace(plan, settings=resolved(settings, device))
-
-
-def divide(
-    plan: Plan, sizes: dict[str, terms.Size], vocab_size: int, device: str, workers: int | None
-) -> Share:
-    """How many runs are made at a time: one a core, or as many as share a GPU, unless the user says."""
-    if device == "cpu":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        most = max(1, min(cores // plan.threads, len(plan.arms) * len(plan.seeds)))
-        most = most if workers is None else workers
-        return Share(most, most)
-    if workers is not None and workers < 2:
-        return Share(workers)
-    largest = max(sizes.values(), key=lambda size: size.parameters)
-    memory = torch.cuda.get_device_properties(device).total_memory
-    found = share(plan, largest.flops_per_token, largest.parameters, vocab_size, memory)
-    if workers is None:
-        return found
-    one_trains = found.runs > 1 and not found.by_arm
-    return replace(found, workers=workers, trainers=1 if one_trains else workers, shared=True)
-
-
 @contextmanager
-def crew(divided: Share, plan: Plan, device: str, on: On, hired: Workers | None = None) -> Iterator[Crew]:
+def crew(workers: int, plan: Plan, device: str, on: On, hired: Workers | None) -> Iterator[Crew]:
     """Who makes the runs: processes here, this process, or a Ray cluster."""
     if on == "ray":
         from langevin.studies.cluster import Cluster
 
         with Cluster(plan.threads, device != "cpu") as cluster:
             yield cluster
-    elif divided.workers == 0:
+    elif workers == 0:
         yield Here()
     elif hired is not None:
-        hired.share = divided
+        hired.count = workers
         yield hired
     else:
-        with Workers(divided, plan.threads) as crew:
+        with Workers(workers, plan.threads) as crew:
             yield crew
 
 

@@ -36,7 +36,6 @@ class Job:
     timing: bool = False
     decoding: tuple[Path, ...] = ()  # a run of every arm
     shared: bool = False  # with other runs on its GPU
-    trained: bool = False  # already: only the measuring is left
 
     @property
     def alone(self) -> bool:
@@ -47,10 +46,6 @@ class Job:
     def later(self) -> bool:
         """Whether it is about a run that is finished."""
         return self.alone or self.at_loss is not None
-
-    @property
-    def trains(self) -> bool:
-        return not self.later and not self.trained
 
     @property
     def record(self) -> Path:
@@ -69,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    status: Literal["began", "trained", "done", "failed", "stopped"]
+    status: Literal["done", "failed", "stopped"]
     valid_loss: float | None = None
     error: str | None = None
 
@@ -92,25 +87,11 @@ def work(job: Job) -> Outcome:
             return _decoded(job)
         if job.timing:
             return _timed(job)
-        return conclude(job) if job.trained else _made(job)
+        return _made(job)
     except Exception as error:  # whatever it is, it is this run's own affair
         return fail(job, one_line(error))
     finally:
         torch.set_num_threads(threads)
-
-
-def started(job: Job) -> tuple[Any, Any]:
-    """The trainer and the progress of a run that begins or goes on."""
-    from langevin.runs import quiet_transformers
-    from langevin.training.start import prepared
-
-    quiet_transformers()
-    (job.folder / "failed.json").unlink(missing_ok=True)
-    _drop_torn(job.folder)
-    trainer, progress = prepared(job.config, job.folder, resume=True, quiet=True)
-    if job.shared:
-        (job.folder / SHARED).touch()
-    return trainer, progress
 
 
 def tidied(job: Job) -> None:
@@ -137,10 +118,14 @@ def forget() -> None:
 def _made(job: Job) -> Outcome:
     from langevin.environment import pick_device
     from langevin.evaluation import cost
+    from langevin.training.start import prepared
 
-    device = pick_device(job.config.device)
-    peak = cost.PeakMemory(device)
-    trainer, progress = started(job)
+    (job.folder / "failed.json").unlink(missing_ok=True)
+    _drop_torn(job.folder)
+    peak = cost.PeakMemory(pick_device(job.config.device))
+    trainer, progress = prepared(job.config, job.folder, resume=True, quiet=True)
+    if job.shared:
+        (job.folder / SHARED).touch()
     begun_at = trainer.state.step
     trainer.run(progress)
     stopped = trainer.stopped_by is not None
@@ -150,7 +135,7 @@ def _made(job: Job) -> Outcome:
     return Outcome("stopped") if stopped else conclude(job, used)
 
 
-def conclude(job: Job, peak_memory: int | None = None) -> Outcome:
+def conclude(job: Job, peak_memory: int | None) -> Outcome:
     """What follows the training of a run: measure it, and write that it is done."""
     from langevin.environment import pick_device
     from langevin.runs import load

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -24,8 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from langevin.errors import WorkError
-from langevin.runs.files import flush, sha256
+from langevin.errors import UsageError, WorkError
+from langevin.runs.files import read_json, remove, sha256, write_folder
 from langevin.training.parallel import World, fill, whole
 
 Held = Mapping[str, Mapping[str, Tensor]]  # tensors by the file they are in and their name there
@@ -52,6 +51,8 @@ class State:
     best_step: int | None = None
     bad_steps: int = 0  # skipped in all
     seconds: float = 0.0  # with evaluations, over all sessions
+    looks: int = 0  # evaluations in the run, where eval_every does not say
+    looked_at: int = 0  # validation batches in each
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -64,30 +65,21 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 def save(folder: Path, state: State, tensors: Held, world: World) -> Path:
     """Write `folder/step-N`; a full disk keeps what was there. Of several processes the first writes, and
     all must ask, as they hold the tensors together."""
-    target = folder / f"step-{state.step}"
-    temporary = folder / f".step-{state.step}.writing"
     streams = enumerate(world.every(random_state()))
     random = {f"{name}-{rank}": x for rank, held in streams for name, x in held.items()}
-    try:
-        if world.first:
-            for old in folder.glob(".step-*.writing"):
-                shutil.rmtree(old)
-            temporary.mkdir(parents=True)
-        for name, some in {**tensors, "random": random}.items():
-            write_tensors(temporary / f"{name}.safetensors" if world.first else None, some)
-        if world.first:
-            (temporary / "state.json").write_text(json.dumps(asdict(state)))
-            _seal(temporary)
-            if target.exists():
-                shutil.rmtree(target)
-            os.replace(temporary, target)
-            flush(folder)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise WorkError(
-            f"the checkpoint of step {state.step} could not be written: {error}",
-            remedy(folder.parent, "Free some space and go on with --resume auto."),
-        ) from error
+    target, files = folder / f"step-{state.step}", {**tensors, "random": random}
+
+    def fill(place: Path) -> None:
+        for name, some in files.items():
+            write_tensors(place / f"{name}.safetensors", some)
+        (place / "state.json").write_text(json.dumps(asdict(state)))
+        _seal(place)
+
+    if world.first:
+        write_folder(target, fill)
+    else:
+        for some in files.values():
+            write_tensors(None, some)
     return target
 
 
@@ -171,16 +163,14 @@ def remedy(run: Path, advice: str) -> str:
 
 def damage(path: Path) -> str | None:
     """What is wrong with the files of a checkpoint, or None."""
-    manifest = _json(path / "manifest.json")
-    if manifest is None:
-        return "it has no manifest"
-    if not isinstance(manifest, dict) or not {"weights.safetensors", "state.json"} <= manifest.keys():
+    try:
+        manifest = read_json(path / "manifest.json", {str: {"size": int, "sha256": str}})
+    except UsageError as error:
+        return error.cause
+    if not {"weights.safetensors", "state.json"} <= manifest.keys():
         return "its manifest does not list its files"
     for name, expected in manifest.items():
-        said = set(expected) if isinstance(expected, dict) else None
-        if said != {"size", "sha256"} or Path(name).name != name:
-            return f"its manifest does not say what {name} is"
-        file = path / name
+        file = path / Path(name).name
         if not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != expected["size"]:
@@ -192,11 +182,13 @@ def damage(path: Path) -> str | None:
 
 def misfit(path: Path, tensors: Held) -> str | None:
     """Where a checkpoint is not one of exactly such tensors, or None."""
-    state, known = _json(path / "state.json"), {f.name for f in fields(State)}
-    if not isinstance(state, dict) or not all(isinstance(x, int | float | None) for x in state.values()):
-        return "state.json is not the state of a run"
-    if state.keys() != known:
-        return f"state.json has or lacks {', '.join(sorted(known ^ state.keys()))}, unlike this version's"
+    try:
+        state = read_json(path / "state.json", {str: (float, type(None))})
+    except UsageError as error:
+        return error.cause
+    odd = sorted({f.name for f in fields(State)} ^ state.keys())
+    if odd:
+        return f"state.json has or lacks {', '.join(odd)}, unlike this version's"
     if state["step"] != step_of(path):
         return f"it was made at step {state['step']}"
     for file, some in {**tensors, "random": {"cpu-0": torch.get_rng_state()}}.items():
@@ -221,6 +213,8 @@ def prune(folder: Path, keep: int, best: int | None, step: int) -> None:
     for path in here:
         if path not in kept and path.name != f"step-{best}":
             shutil.rmtree(path)
+    for path in folder.glob(".step-*"):  # what was interrupted
+        remove(path)
 
 
 def random_state() -> dict[str, Tensor]:
@@ -236,19 +230,7 @@ def set_random_state(state: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _json(path: Path) -> Any:
-    """What a JSON file holds; None where it cannot be read."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
 def _seal(folder: Path) -> None:
-    """Hash every file, flush them to the disk, and write the manifest last."""
+    """Write the manifest, of what is there."""
     manifest = {p.name: {"size": p.stat().st_size, "sha256": sha256(p)} for p in sorted(folder.iterdir())}
-    for p in folder.iterdir():
-        flush(p)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    flush(folder / "manifest.json")
-    flush(folder)

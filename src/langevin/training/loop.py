@@ -30,7 +30,7 @@ from langevin.settings import TrainConfig
 from langevin.tasks import TASKS
 from langevin.training import checkpoint, parallel
 from langevin.training.checkpoint import State
-from langevin.training.fitting import LOOKS, budget, fitting_parts, within
+from langevin.training.fitting import Pace, budget, fitting_parts, looks_of
 from langevin.training.graphs import Replayed
 from langevin.training.optim import Update, factor, set_rate
 from langevin.training.parallel import World
@@ -96,17 +96,20 @@ class Trainer:
 
     def steps(self, progress: Progress) -> Generator[None]:
         """Train, giving way after every step: several runs can take turns on one device."""
-        config = self.config
+        config, state = self.config, self.state
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._stream():
             self.parts = fitting_parts(self)
-            if not self.state.total and config.steps != 0:
-                self.state.total = int(self.world.agree(budget(self)))
-            every = config.eval_every or max(1, math.ceil(self.state.total / LOOKS))
-            progress.start(self.state, self)
+            if not state.total and config.steps != 0:
+                state.total = int(self.world.agree(budget(self)))
+            if not state.looks:
+                looks, batches = (int(self.world.agree(n)) for n in looks_of(self))
+                state.looks, state.looked_at = looks, state.looked_at or batches
+            del self.feed.held_out[state.looked_at :]
+            progress.start(state, self)
         try:
-            yield from self._train(progress, every)
+            yield from self._train(progress)
             with self._stream():
                 progress.last(self.state, self)
         finally:
@@ -114,8 +117,9 @@ class Trainer:
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
-    def _train(self, progress: Progress, every: int) -> Iterator[None]:
-        config, saved_at = self.config, time.monotonic()
+    def _train(self, progress: Progress) -> Iterator[None]:
+        saved_at, trained = time.monotonic(), 0.0
+        pace = Pace(self.config.minutes, self.state.step) if self.config.minutes is not None else None
         if not self.state.total:  # nothing to train: the model as it starts
             with self._stream():
                 self._evaluate(progress)
@@ -127,16 +131,26 @@ class Trainer:
                 self.state.step += 1
                 self._heed()
                 progress.step(self.state, self)
+                took = time.perf_counter() - begin
+                trained, self.state.seconds = trained + took, self.state.seconds + took
+                if pace is not None:
+                    self._estimate(pace, trained)
+                every = self.config.eval_every or max(1, math.ceil(self.state.total / self.state.looks))
                 looked = self.state.step % every == 0 or self.state.step == self.state.total
                 if looked:
                     self._evaluate(progress)
-                self.state.seconds += time.perf_counter() - begin
-                if config.minutes is not None and self.state.step % every == 0:
-                    self.state.total = int(self.world.agree(within(self, config.minutes)))
+                    self.state.seconds += time.perf_counter() - begin - took
                 if self._due(looked, saved_at):
                     self.save()
                     saved_at = time.monotonic()
             yield
+
+    def _estimate(self, pace: Pace, trained: float) -> None:
+        """The steps of a budget in minutes anew: alone at any step, among several when they next agree."""
+        state = self.state
+        total = pace.total(state.step, state.seconds, trained)
+        if self.world.size == 1 or state.step % AHEAD == 0:
+            state.total = int(self.world.agree(total or state.total))
 
     def _due(self, looked: bool, saved_at: float) -> bool:
         """Whether a checkpoint is to be written now."""

@@ -17,10 +17,11 @@ from langevin.mixers import parse
 from langevin.models import backbone
 from langevin.models.config import LangevinConfig
 from langevin.models.cost import flops_of
-from langevin.models.pretrained import pretrained, trained_length
+from langevin.models.pretrained import located, pretrained, trained_length, without_weights
 from langevin.objectives import OBJECTIVES
 from langevin.runs.files import write_text
 from langevin.runs.folder import Lock, add_session, check_data, opened
+from langevin.runs.load import weight_files
 from langevin.settings import TrainConfig
 from langevin.tasks import TASKS
 from langevin.training import checkpoint, parallel, track
@@ -30,9 +31,10 @@ from langevin.training.parallel import World
 from langevin.training.progress import Progress, cut_metrics
 
 # Settings that may change when a run goes on: they do not change what is computed, or say how far it goes.
+BUDGET = ("tokens", "steps", "minutes")
 MAY_CHANGE = (
     *("device", "keep", "checkpoint_every", "accumulate", "parallel", "graphs", "track"),
-    *("tokens", "steps", "minutes"),
+    *BUDGET,
     *("data", "tokenizer"),  # where they are: their hashes are compared
 )
 # What a pretrained model decides.
@@ -59,22 +61,28 @@ def prepared(
     console = Console(stderr=True, quiet=quiet or not world.first)
     locks: list[Lock] = []
 
-    def claimed() -> bool:
+    def claimed() -> TrainConfig | None:
         locks.append(Lock(folder))
         return _open(folder, config, resume)
 
-    going_on = world.ask_first(claimed)
+    before = world.ask_first(claimed)
+    if before is not None and _budget(config) == (None, None, None):
+        config = replace(config, **{name: getattr(before, name) for name in BUDGET})
     track.check(_tracked(config))
     data = TASKS.parse(config.task).prepare(config, progress=not quiet and world.first)
-    if going_on:
+    if before is not None:
         check_data(folder, data.manifest, config.data)
     torch.manual_seed(config.seed)
-    model = parallel.built(lambda: build(config, data), config.parallel, world, device)
+    spread = world.size > 1 and config.parallel == "fsdp"
+    files = weight_files(Path(located(config.init))) if spread and config.init is not None else ()
+    model = parallel.built(lambda: build(config, data, spread), config.parallel, world, device, files)
     trainer = Trainer(config, model, data, folder, world)
     if not world.first:
         torch.manual_seed(hash((config.seed, world.rank)))
-    if going_on:
+    if before is not None:
         _go_on(trainer, console)
+        if _budget(config) != _budget(before):
+            _go_further(trainer, console)
     if world.first:
         write_text(folder / "config.yaml", config.as_yaml())
         cut_metrics(folder / "metrics.jsonl", trainer.state.step)
@@ -105,6 +113,22 @@ def _go_on(trainer: Trainer, console: Console) -> None:
     console.print(f"going on from step {trainer.state.step}")
 
 
+def _go_further(trainer: Trainer, console: Console) -> None:
+    """Another budget than the run had: count its steps anew."""
+    state, total = trainer.state, int(trainer.world.agree(budget(trainer)))
+    if total < state.step:
+        raise UsageError(
+            f"{trainer.folder} is at step {state.step} already, beyond a budget of {total} steps",
+            "Give a larger budget, or another --out.",
+        )
+    state.total, state.looks = total, 0
+    console.print(f"up to step {total}, with the learning rates of a run of that length")
+
+
+def _budget(config: TrainConfig) -> tuple[float | None, ...]:
+    return tuple(getattr(config, name) for name in BUDGET)
+
+
 def resolved(config: TrainConfig, device: str) -> TrainConfig:
     """The config with what `auto` means on this device spelled out; what it names must be known."""
     TASKS.parse(config.task), OBJECTIVES.parse(config.objective)
@@ -133,13 +157,14 @@ def _absolute(data: str) -> str:
     return str(place.absolute()) if place.exists() and data not in {row.name for row in names()} else data
 
 
-def build(config: TrainConfig, data: Any) -> Any:
-    """The model of a config, for the data it reads: new, or from pretrained weights."""
+def build(config: TrainConfig, data: Any, spread: bool = False) -> Any:
+    """The model of a config, for the data it reads: new, or from pretrained weights, which one that is to
+    be spread over processes does not get here."""
     settings = TASKS.parse(config.task).model_settings(config, data)
     if config.init is None:
         head = getattr(backbone, OBJECTIVES.parse(config.objective).head)
         return head(model_config(config, **settings)).train()
-    model = pretrained(config.init, config.mixer)
+    model = (without_weights if spread else pretrained)(config.init, config.mixer)
     if settings["vocab_size"] > model.get_input_embeddings().weight.shape[0]:
         raise UsageError(
             f"the tokenizer has {settings['vocab_size']} tokens, {config.init} only "
@@ -222,16 +247,16 @@ def default_folder(config: TrainConfig) -> Path:
     return Path("runs") / f"{name}-{config.seed}"
 
 
-def _open(folder: Path, config: TrainConfig, resume: bool) -> bool:
-    """Whether the folder holds a run to go on with; raises where that is not what was asked for."""
+def _open(folder: Path, config: TrainConfig, resume: bool) -> TrainConfig | None:
+    """The settings of the run that the folder holds, to go on with; raises where that was not asked for."""
     if opened(folder, resume) != "trained":
-        return False
-    before = asdict(TrainConfig.read(folder / "config.yaml"))
+        return None
+    before = TrainConfig.read(folder / "config.yaml")
     for f in fields(TrainConfig):
-        now = getattr(config, f.name)
-        if before[f.name] != now and f.name not in MAY_CHANGE:
+        then, now = getattr(before, f.name), getattr(config, f.name)
+        if then != now and f.name not in MAY_CHANGE:
             raise UsageError(
-                f"{folder} was trained with {f.name}={before[f.name]!r}, not {now!r}",
+                f"{folder} was trained with {f.name}={then!r}, not {now!r}",
                 "Give the same settings, or another --out.",
             )
-    return True
+    return before
