@@ -131,25 +131,26 @@ def wrapped(wrappers, scalars, y):
 
 
 def attention_module(module, x, **view):
-    """What a `langevin.mixers.Attention` must give, from its weights alone."""
+    """What a `langevin.models.attention.Attention` must give, from its weights alone."""
     B, L, _ = x.shape
 
     def project(weight, heads):
         return (x @ weight.T).reshape(B, L, heads, -1).transpose(1, 2)
 
-    q = project(module.q.weight, module.heads)
-    k = project(module.k.weight, module.kv_heads)
-    v = project(module.v.weight, module.kv_heads)
+    q = project(module.q_proj.weight, module.heads)
+    k = project(module.k_proj.weight, module.kv_heads)
+    v = project(module.v_proj.weight, module.kv_heads)
     p = dict(module.mixer.scalars.named_parameters())
     depth = module.mixer.geometry.depth
     y, _ = attention(module.spec.mixer, p, q, k, v, window=module.window, depth=depth, **view)
     scalars = [dict(s.named_parameters()) for s in module.mixer.wrappers.scalars]
     y = wrapped(module.spec.wrappers, scalars, y)
-    return y.transpose(1, 2).reshape(B, L, -1) @ module.out.weight.T + module.out.bias
+    return y.transpose(1, 2).reshape(B, L, -1) @ module.o_proj.weight.T + module.o_proj.bias
 
 
 def neighbor_module(module, x, *, causal, real=None, documents=None):
-    """What a NeighborMixer must give, token by token."""
+    """What a module of a NeighborMixer must give, token by token."""
+    module = module.mixer
     config = module.config
     B, L, W = x.shape
     outs = []

@@ -22,7 +22,7 @@ def shifted(h_BLW: Tensor, hop: int) -> Tensor:
     return F.pad(h_BLW[:, -hop:], (0, 0, 0, -hop))
 
 
-def neighbour(h_BLW: Tensor, hop: int, view: View) -> Tensor:
+def neighbor(h_BLW: Tensor, hop: int, view: View) -> Tensor:
     """The neighbour `hop` to the left (negative: to the right) where the view shows it, else zero."""
     moved = shifted(h_BLW, hop)
     if view.plain:

@@ -14,7 +14,7 @@ A mask of any other shape is kept as it is (`dense_BQK`), and whatever needs the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -43,9 +43,7 @@ class View:
     keys: int
     causal: bool
     device: torch.device
-    past: (
-        int | Tensor
-    )  # keys before the first query; a tensor where one graph must serve any number of them
+    past: int | Tensor  # keys before the first query; a tensor where one graph must serve any number
     window: int | None = None
     real_BK: Tensor | None = None  # True where a key is a token, False where it is padding
     starts_BQ: Tensor | None = None  # first and last key of the document each query is in
@@ -104,9 +102,11 @@ class View:
             here = torch.arange(keys, device=documents.device)
             starts = view.at_queries(_starts(changes, here, torch.zeros_like(documents[:, :1])))
         elif position_ids is not None:
+            if real is not None:
+                position_ids = _counted(position_ids, view.at_queries(real))
             changes, here = position_ids.diff(dim=1) != 1, view.positions_Q
             starts = _starts(changes, here, (past - position_ids[:, :1]).clamp_min(0))
-            if not (torch.compiler.is_compiling() or bool(starts.any())):
+            if readable(starts) and not bool(starts.any()):
                 return view
         else:
             return view
@@ -114,17 +114,24 @@ class View:
         return View(queries, keys, causal, view.device, past, window, real, starts, ends)
 
     @staticmethod
-    def from_mask(mask_BQK: Tensor, *, causal: bool) -> View:
-        """The view of a dense boolean mask, of any shape.
+    def from_mask(mask_BQK: Tensor, *, causal: bool, past: int | Tensor | None = None) -> View:
+        """The view of a dense boolean mask, of any shape; past as in `of`.
 
         Where values may be looked at, one that shows no more than padding becomes a view of intervals.
         """
         _, Q, K = mask_BQK.shape
-        if Q <= K and not torch.compiler.is_compiling():
-            padded = View(Q, K, causal, mask_BQK.device, K - Q, real_BK=mask_BQK.any(1))
+        past = K - Q if past is None else past.clone() if isinstance(past, Tensor) else past
+        if Q <= K and readable(mask_BQK):
+            padded = View(Q, K, causal, mask_BQK.device, past, real_BK=mask_BQK.any(1))
             if torch.equal(padded.mask_BQK, mask_BQK):
                 return padded
-        return View(Q, K, False, mask_BQK.device, K - Q, dense_BQK=mask_BQK)
+        return View(Q, K, False, mask_BQK.device, past, dense_BQK=mask_BQK)
+
+    def to(self, device: torch.device | str | int, **options: Any) -> View:
+        """The same view on another device, where a model is spread over several."""
+        own: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        own |= {name: x.to(device, **options) for name, x in own.items() if isinstance(x, Tensor)}
+        return View(**{**own, "device": torch.device(device)})
 
     def last(self, keys: int) -> View:
         """The same view with only the last `keys` keys (the others must be out of sight)."""
@@ -291,6 +298,12 @@ class View:
         return torch.where(self.at_queries(self.real_BK)[:, None, :, None], x_BHQ, 0.0)
 
 
+def readable(x: Tensor) -> bool:
+    """Whether the values of x may be looked at: not while a graph is made."""
+    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return not (torch.compiler.is_compiling() or capturing)
+
+
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which scales, sums and logarithms are computed: at least float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -334,8 +347,19 @@ def _ends(changes: Tensor, here_N: Tensor) -> Tensor:
     return marks.flip(1).cummin(1).values.flip(1)
 
 
+def _counted(position_ids: Tensor, real_BQ: Tensor) -> Tensor:
+    """Positions that count on through padding, whatever is written there, and start anew where a real
+    token does not follow the real one before it."""
+    here = torch.arange(real_BQ.shape[1], device=real_BQ.device)
+    jump = position_ids - real_BQ.cumsum(1)  # the same for all real tokens of a document
+    before = torch.where(real_BQ, here, 0).cummax(1).values
+    first = real_BQ.byte().argmax(1, keepdim=True)
+    jump = jump.gather(1, torch.maximum(before, first))
+    return here + jump - jump[:, :1]
+
+
 def _refuse_returning(documents_BK: Tensor, changes: Tensor) -> None:
-    if torch.compiler.is_compiling():
+    if not readable(documents_BK):
         return
     ids = documents_BK.sort(1).values
     distinct = (ids[:, 1:] != ids[:, :-1]).sum(1)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from langevin.errors import UsageError
 from langevin.kernels.view import View, as_many_heads, wide
-from langevin.mixers.attention import no_alibi, only_mechanism
-from langevin.mixers.mechanism import Geometry, Inputs, Parameters
+from langevin.mixers.mechanism import Geometry, Inputs, Parameters, no_alibi, only_mechanism
 from langevin.mixers.spec import Spec, parse
 
 

@@ -14,9 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from langevin.errors import UsageError
 from langevin.kernels import banded, reference, sdpa
 from langevin.kernels.view import View, as_many_heads, wide
 from langevin.mixers import alibi
+from langevin.mixers.spec import Spec
 
 Parameters = dict[str, Tensor]
 _SHARE = 16.0
@@ -220,3 +222,28 @@ def per_head(x_H: Tensor) -> Tensor:
 def initial(value: float, *shape: int) -> Tensor:
     """The start of a learned scalar, in float64; a module keeps it in float32."""
     return torch.full(shape, value, dtype=torch.float64)
+
+
+def only_mechanism(spec: Spec) -> Mechanism:
+    """The spec's mixer, which must work on q, k and v."""
+    if not isinstance(spec.mixer, Mechanism):
+        raise UsageError(
+            f"{spec.mixer.name} mixes tokens without q, k and v",
+            "Use it as a module: langevin.mixers.build(spec, width=..., heads=...).",
+        )
+    return spec.mixer
+
+
+def no_alibi(spec: Spec) -> UsageError:
+    return UsageError(
+        f"{spec.mixer.name} has no logits from which alibi positions could take away",
+        "Choose rope, sinusoidal, learned or no positions, or a mixer with softmax or sigmoid weights.",
+    )
+
+
+def check_heads(width: int, heads: int) -> None:
+    if heads < 1 or width % heads:
+        raise UsageError(
+            f"{heads} heads do not divide a width of {width}",
+            f"Choose a number of heads that divides {width}.",
+        )
