@@ -43,8 +43,10 @@ def test_fewer_key_heads_keep_less():
     assert cost.state_bytes(model(num_key_value_heads=1), CONTEXT) == LAYERS * CONTEXT * WIDTH * 4
 
 
-def test_neighbour_diffusion_keeps_its_inputs_only():
-    assert cost.state_bytes(model("neighbor"), CONTEXT) == LAYERS * CONTEXT * WIDTH * 4
+def test_a_state_of_constant_size_is_counted_as_it_is():
+    for context in (10, CONTEXT):
+        assert cost.state_bytes(model("neighbor(iters=3)"), context) == LAYERS * 3 * WIDTH * 4
+        assert cost.state_bytes(model("sima"), context) == LAYERS * 2 * (8 * 8 + 8 + 8) * 4
 
 
 @pytest.mark.parametrize("mixer", ["softmax", "ssmax", "heat", "sigmoid", "sima", "neighbor"])

@@ -120,7 +120,6 @@ def test_a_model_that_was_not_converted_is_refused() -> None:
     [
         (torch.zeros(1, 1, 5, 5) - 0.5, "adds numbers to scores"),
         (torch.ones(1, 4, 5, 5).tril().bool(), "the attention mask has shape"),
-        (torch.eye(5).flip(0).bool()[None, None] | torch.eye(5).bool(), "not an interval"),
     ],
 )
 def test_masks_that_no_view_shows_are_refused(mask: torch.Tensor, cause: str) -> None:
@@ -128,22 +127,26 @@ def test_masks_that_no_view_shows_are_refused(mask: torch.Tensor, cause: str) ->
         tiny("llama", "softmax")(tokens(1, 5), attention_mask=mask)
 
 
-@pytest.mark.parametrize(
-    ("spec", "cause"), [("sima", "normalises by past queries"), ("neighbor", "StaticLayer")]
-)
-def test_a_static_cache_is_refused_where_it_has_no_room(spec: str, cause: str) -> None:
-    model = tiny("llama", spec)
-    with pytest.raises(UsageError, match=cause):
-        model(tokens(1, 5), past_key_values=StaticCache(config=model.config, max_cache_len=9))
-    attention = model.model.layers[0].self_attn
-    assert getattr(attention, "langevin_cache", None) is None
+def test_a_static_cache_is_refused_where_it_has_no_room() -> None:
+    model = tiny("llama", "sima")
+    static = StaticCache(config=model.config, max_cache_len=9)
+    with pytest.raises(UsageError, match="no room for the past queries"):
+        model(tokens(1, 5), past_key_values=static, output_attentions=True)
+    assert getattr(model.model.layers[0].self_attn, "langevin_layer", None) is None
 
 
-def test_a_cache_filled_without_past_queries_cannot_continue_sima() -> None:
+def test_a_mask_of_no_order_cannot_be_summed_up() -> None:
+    model, odd = tiny("llama", "sima"), torch.eye(5).flip(0).bool()[None, None] | torch.eye(5).bool()
+    with pytest.raises(UsageError, match="which a state could sum up"):
+        model(tokens(1, 5), attention_mask=odd, use_cache=True)
+    assert model(tokens(1, 5), attention_mask=odd, use_cache=False).logits.isfinite().all()
+
+
+def test_a_cache_filled_by_another_mixer_cannot_continue_sima() -> None:
     model = tiny("llama", "softmax")
     cache = model(tokens(1, 5), use_cache=True).past_key_values
     langevin.convert(model, "sima")
-    with pytest.raises(UsageError, match="normalises by past queries"):
+    with pytest.raises(UsageError, match="keys and values of another mixer"):
         model(tokens(1, 2), past_key_values=cache)
 
 
@@ -164,11 +167,3 @@ def test_neighbor_cannot_be_turned_back_into_attention() -> None:
         langevin.convert(model, "softmax")
     assert spec_of(langevin.convert(model, "neighbor(iters=2)")) == str(parse("neighbor(iters=2)"))
     assert model(tokens(1, 5)).logits.isfinite().all()
-
-
-def test_neighbor_continues_from_a_cache_with_plain_text_only() -> None:
-    model, ids = tiny("llama", "neighbor"), tokens(1, 6)
-    cache = model(ids[:, :4], use_cache=True).past_key_values
-    window = torch.ones(6, 6).tril().triu(-1).bool()[None, None, 4:]
-    with pytest.raises(UsageError, match="plain or padded text"):
-        model(ids[:, 4:], past_key_values=cache, attention_mask=window)

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import DynamicCache
 
 from langevin.checks.layouts import Layout, layouts
 from langevin.checks.report import Broken, NotOffered
@@ -304,14 +305,12 @@ class FunctionMixer(nn.Module):
         self.function, self.options = function, options
         self.project = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
 
-    def new_cache(self) -> dict[str, Tensor]:
-        return {}
+    def new_cache(self) -> Any:
+        return DynamicCache()
 
-    def forward(self, x_BLW: Tensor, *, cache: dict[str, Tensor] | None = None, **masks: Tensor) -> Tensor:
+    def forward(self, x_BLW: Tensor, *, cache: Any = None, **masks: Tensor) -> Tensor:
         B, L, _ = x_BLW.shape
         q, k, v = self.project(x_BLW).view(B, L, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         if cache is not None:
-            past = cache.get("keys and values")
-            new = torch.stack([k, v])
-            k, v = cache["keys and values"] = new if past is None else torch.cat([past, new], -2)
+            k, v = cache.update(k, v, 0)
         return self.function(q, k, v, **self.options, **masks).transpose(1, 2).flatten(-2)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from langevin.models.cost import flops_of
 
@@ -52,11 +51,12 @@ def state_bytes(model: Any, context: int) -> int:
     """Bytes of the cache after reading `context` tokens of one sequence."""
     tokens = torch.zeros((1, context), dtype=torch.long, device=model.device)
     cache = model(tokens, use_cache=True).past_key_values
-    held: dict[int, int] = {}
-    for tensor in _tensors(cache, set()):
-        place = tensor.untyped_storage().data_ptr()
-        held[place] = max(held.get(place, 0), tensor.numel() * tensor.element_size())
-    return sum(held.values())
+    kept = [
+        x
+        for layer in cache.layers
+        for x in (layer.keys, layer.values, *(getattr(layer, "state", None) or ()))
+    ]
+    return sum(x.untyped_storage().nbytes() for x in kept if x is not None)
 
 
 @torch.no_grad()
@@ -105,23 +105,3 @@ class PeakMemory:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Every tensor that an object holds, at any depth."""
-    if id(thing) in seen:
-        return
-    seen.add(id(thing))
-    if isinstance(thing, Tensor):
-        yield thing
-        return
-    if isinstance(thing, dict):
-        parts = list(thing.values())
-    elif isinstance(thing, list | tuple):
-        parts = list(thing)
-    else:
-        parts = list(vars(thing).values()) if hasattr(thing, "__dict__") else []
-        if isinstance(thing, type | torch.device | torch.dtype):
-            parts = []
-    for part in parts:
-        yield from _tensors(part, seen)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from langevin.kernels.view import View
+from langevin.kernels.view import View, wide
+
+_DOWN = 2.0**-6  # keeps the product of large q and k in the range of float16
 
 
 def scores(
@@ -19,20 +21,14 @@ def scores(
     key_offset: Tensor | None = None,
     decay: float = 0.0,
 ) -> Tensor:
-    """τ_i ( q_i·k_j + κ_j - (α/2)(i - j)² )."""
-    z = q_BHQD @ k_BHKD.transpose(-1, -2)
+    """τ_i ( q_i·k_j + κ_j - (α/2)(i - j)² ), in float32 or better from the product on."""
+    product = (q_BHQD * _DOWN) @ k_BHKD.transpose(-1, -2)
+    z = product.to(wide(product.dtype)) / _DOWN
     if key_offset is not None:
         z = z + key_offset.transpose(-1, -2)
     if decay:
-        z = z - (decay / 2) * squared_distance(view).to(z.dtype)
+        z = z - (decay / 2) * view.distance().square().to(z.dtype)
     return z * scale
-
-
-def squared_distance(view: View) -> Tensor:
-    """(i - j)² for every query and key, (Q, K)."""
-    j = torch.arange(view.keys, device=view.device)
-    i = j[view.offset :]
-    return (i[:, None] - j).square()
 
 
 def softmax_weights(scores_BHQK: Tensor, view: View) -> Tensor:

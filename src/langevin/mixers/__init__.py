@@ -18,17 +18,16 @@ from langevin.callable_module import callable_module
 from langevin.errors import UsageError, unknown
 from langevin.kernels.view import View
 from langevin.mixers.attend import attend
-from langevin.mixers.attention import Attention, Cache, Scalars
 from langevin.mixers.drift import Wrapper
 from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, SoftmaxMechanism
+from langevin.mixers.neighbor import NeighborMixer
+from langevin.mixers.scalars import Scalars
 from langevin.mixers.spec import ALIASES, MIXERS, WRAPPERS, Spec, parse, register, register_wrapper
 
 __all__ = [
     "ALIASES",
     "MIXERS",
     "WRAPPERS",
-    "Attention",
-    "Cache",
     "Geometry",
     "Inputs",
     "Mechanism",
@@ -79,6 +78,8 @@ def build(
     spec = parse(spec) if isinstance(spec, str) else spec
     if max_length < 1 or depth < 1:
         raise UsageError(f"max_length={max_length} and depth={depth} must be 1 or more")
+    from langevin.models.attention import Attention, NeighborMixing
+
     make: Any = Attention if isinstance(spec.mixer, Mechanism) else spec.mixer.module
     place = {"width": width, "heads": heads, "causal": causal, "layer": layer, "depth": depth}
     accepted = set(inspect.signature(make).parameters) - {*place, "spec", "max_length", "place"}
@@ -86,7 +87,7 @@ def build(
         if option not in accepted:
             raise unknown(f"option of {spec.mixer.name}", option, accepted)
     module: nn.Module = make(spec, **place, max_length=max_length, **options)
-    return module
+    return NeighborMixing(module) if isinstance(module, NeighborMixer) else module
 
 
 for _file in iter_modules(__path__):

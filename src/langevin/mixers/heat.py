@@ -25,13 +25,13 @@ from torch import Tensor
 
 from langevin.errors import UsageError
 from langevin.kernels.linear import visible_sum
-from langevin.kernels.view import wide
+from langevin.kernels.view import as_many_heads, wide
 from langevin.mixers.mechanism import (
     Geometry,
     Inputs,
     Parameters,
     SoftmaxMechanism,
-    as_many_heads,
+    in_full_precision,
     initial,
     per_head,
 )
@@ -103,6 +103,7 @@ class Heat(SoftmaxMechanism):
         span = math.log(self.t_max / self.t_min)
         return self.t_min * (span * level.sigmoid()).exp()
 
+    @in_full_precision
     def statistics(self, x: Inputs) -> Tensor:
         """(mean_j z_ij, |q_i| rms_j |k_j| / d, ln n_i) over the keys i sees; (B, H, Q, 3)."""
         view, dtype = x.view, wide(x.q_BHQD.dtype)

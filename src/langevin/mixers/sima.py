@@ -21,8 +21,8 @@ from torch import Tensor
 
 from langevin.errors import UsageError
 from langevin.kernels import linear, pointwise, reference
-from langevin.kernels.view import View, wide
-from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, as_many_heads
+from langevin.kernels.view import View, as_many_heads, wide
+from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, in_full_precision
 from langevin.mixers.spec import register
 
 _LEAST_NORM = 1e-12
@@ -38,23 +38,23 @@ class SimA(Mechanism):
     needs_past_queries = True
     recurrent = True
 
+    @in_full_precision
     def attend(self, x: Inputs) -> Tensor:
         view = x.view
         q, k = self.normalised(x)
-        v = as_many_heads(_real(x.v_BHKD.to(q.dtype), view), q)
-        free = view.window is None and view.interval is None and view.queries == view.keys
-        if view.causal and free:
-            out = linear.causal(q, k, v, view.starts_BK)
-        elif free and view.starts_BK is not None:
+        v = as_many_heads(_zero_unless(view.real_BK, x.v_BHKD.to(q.dtype)), q)
+        if view.causal and view.free and view.whole:
+            out = linear.causal(q, k, v, view.starts_BQ)
+        elif not view.causal and view.free and view.starts_BQ is not None:
             out = linear.within_documents(q, k, v, view)
-        elif not view.causal and view.window is None and view.interval is None:
-            small = view.keys < q.shape[-1]
-            out = (q @ k.transpose(-1, -2)) @ v if small else q @ (k.transpose(-1, -2) @ v)
+        elif not view.causal and view.free:
+            out = q @ (k.transpose(-1, -2) @ v)
         else:
             none = torch.zeros(1, 1, 1, dtype=q.dtype, device=q.device)
             out = pointwise.attention(q, k, v, none, view, sigmoid=False)
         return out.to(x.v_BHKD.dtype)
 
+    @in_full_precision
     def weights(self, x: Inputs) -> Tensor:
         q, k = self.normalised(x, reference.visible_sum)
         return reference.linear_weights(q @ k.transpose(-1, -2), x.view).to(x.q_BHQD.dtype)
@@ -64,7 +64,7 @@ class SimA(Mechanism):
     ) -> tuple[Tensor, Tensor]:
         """q_i / (‖q‖_i ‖k‖_i) and k, in float32 or better, zero at padding."""
         view, dtype = x.view, wide(x.q_BHQD.dtype)
-        k = _real(x.k_BHKD.to(dtype), view)
+        k = _zero_unless(view.real_BK, x.k_BHKD.to(dtype))
         every_q = x.q_BHQD if x.past_queries is None else torch.cat([x.past_queries, x.q_BHQD], -2)
         if every_q.shape[-2] != view.keys:
             raise UsageError(
@@ -72,7 +72,7 @@ class SimA(Mechanism):
                 f"{every_q.shape[-2]} queries",
                 "Pass past_queries, decode with a module's cache, or pass all queries.",
             )
-        every_q = _real(every_q.to(dtype), view)
+        every_q = _zero_unless(view.real_BK, every_q.to(dtype))
         q = every_q[..., every_q.shape[-2] - view.queries :, :]
         q = q / _nonzero(visible_sum(every_q.abs(), view))
         q = q / _nonzero(as_many_heads(visible_sum(k.abs(), view), q))
@@ -80,20 +80,19 @@ class SimA(Mechanism):
             q = q * view.visible_BQ[:, None, :, None].to(dtype)
         return q, as_many_heads(k, q)
 
+    @in_full_precision
     def advance(self, x: Inputs, state: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The state is Σ k vᵀ, Σ|q| and Σ|k| of the current document."""
         view, dtype = x.view, wide(x.q_BHQD.dtype)
-        real = None if view.real_BK is None else view.real_BK[:, view.offset :]
-        starts = None if view.starts_BK is None else view.starts_BK[:, view.offset :]
-        here = View(view.queries, view.queries, True, view.device, real_BK=real)
-        q, k, v = (_real(y.to(dtype), here) for y in (x.q_BHQD, x.k_BHKD, x.v_BHKD))
+        real = None if view.real_BK is None else view.at_queries(view.real_BK)
+        q, k, v = (_zero_unless(real, y.to(dtype)) for y in (x.q_BHQD, x.k_BHKD, x.v_BHKD))
         k, v = as_many_heads(k, q), as_many_heads(v, q)
         B, H, _, D = q.shape
         if state is None:
             state = (q.new_zeros(B, H, D, v.shape[-1]), q.new_zeros(B, H, 1, D), q.new_zeros(B, H, 1, D))
         local = goes_on = None
-        if starts is not None:  # the state belongs to the document that began before these tokens
-            local = (starts - view.offset).clamp_min(-1)
+        if view.starts_BQ is not None:  # the state belongs to the document that began before these tokens
+            local = (view.starts_BQ - view.past).clamp_min(-1)
             goes_on = (local < 0)[:, None, :, None]
         outer, q_norm, k_norm = state
 
@@ -117,10 +116,8 @@ class SimA(Mechanism):
         return geometry.heads * geometry.head_dim * (geometry.head_dim + 2)
 
 
-def _real(x_BHKD: Tensor, view: View) -> Tensor:
-    if view.real_BK is None:
-        return x_BHKD
-    return torch.where(view.real_BK[:, None, :, None], x_BHKD, 0.0)
+def _zero_unless(real_BK: Tensor | None, x_BHKD: Tensor) -> Tensor:
+    return x_BHKD if real_BK is None else torch.where(real_BK[:, None, :, None], x_BHKD, 0.0)
 
 
 def _nonzero(norm: Tensor) -> Tensor:

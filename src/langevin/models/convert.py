@@ -24,11 +24,11 @@ from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from langevin.errors import UsageError, WorkError
-from langevin.mixers.attention import QKV
 from langevin.mixers.mechanism import Geometry, Mechanism
 from langevin.mixers.neighbor import NeighborMixer
 from langevin.mixers.spec import Spec, parse
 from langevin.models import backbone
+from langevin.models.attention import QKV
 from langevin.models.convert_attention import NAME, ask, forget, is_causal, remember
 from langevin.models.convert_neighbor import NeighborAttention, parameter_names
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from langevin.mixers.attention import Scalars
+from langevin.mixers.scalars import Scalars
 from langevin.training.config import TrainConfig
 from langevin.training.parallel import whole
 
