@@ -159,12 +159,13 @@ class Corpus:
 def same_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """What differs between the data of two manifests, in words; None if they are the same tokens."""
     try:
-        for split in SPLITS:
-            if one["splits"][split]["text_sha256"] != other["splits"][split]["text_sha256"]:
+        for split in (*one["splits"], *other["splits"]):
+            facts = [manifest["splits"][split] for manifest in (one, other)]
+            if len({f["text_sha256"] if "text_sha256" in f else f["sha256"] for f in facts}) > 1:
                 return f"the {split} text"
-        if one["tokenizer_sha256"] != other["tokenizer_sha256"]:
+        if one.get("tokenizer_sha256") != other.get("tokenizer_sha256"):
             return "the tokenizer"
-        layouts = {m.get("layout", "text eos" if m["documents"] else "text") for m in (one, other)}
+        layouts = {m.get("layout", "text eos" if m.get("documents") else "text") for m in (one, other)}
     except (KeyError, TypeError, AttributeError):
         return "the record of the data (it is damaged)"
     return "what stands between documents" if len(layouts) > 1 else None

@@ -8,24 +8,25 @@ order; times stand only under `seconds`, `tokens_per_second`, `decode_ms_per_tok
 from __future__ import annotations
 
 import platform
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langevin.errors import UsageError
+from langevin.runs.folder import sessions
 from langevin.studies.controls import not_controlled
 from langevin.studies.measuring import crossing
 from langevin.studies.metrics import described
 from langevin.studies.plan import Arm, Plan
 from langevin.studies.statistics import compare_arms, summarise
 from langevin.studies.verdict import verdict
-from langevin.studies.wording import listed
-from langevin.studies.work import ALONE, DECODING, read_json
+from langevin.studies.words import listed
+from langevin.studies.work import ALONE, DECODING, recorded
 
 if TYPE_CHECKING:
     from langevin.studies.terms import Size
 
 TUNED = "tuned.json"
+BEST = {"best": {"valid_loss": float}}  # in a run's record
 TIMES = ("seconds", "tokens_per_second", "decode_ms_per_token", "peak_memory_bytes")
 ENVIRONMENT = ("langevin", "python", "torch", "transformers", "system", "device", "threads", "commit")
 
@@ -44,11 +45,11 @@ def tuned(plan: Plan, folder: Path) -> tuple[Plan, dict[str, list[dict[str, Any]
     An arm without a finished trial keeps the shared rate. What was found when the first run began stands
     in tuned.json and is final: a trial that succeeds later must not change what runs were trained with.
     """
-    trials = read_json(folder / TUNED) or {
+    trials = recorded(folder / TUNED, {str: [{"lr": float, "valid_loss": (float, None)}]}) or {
         arm.name: [
             {"lr": rate, "valid_loss": record["best"]["valid_loss"] if record else None}
             for rate in plan.learning_rates()
-            for record in [read_json(trial_folder(folder, arm, rate) / "done.json")]
+            for record in [recorded(trial_folder(folder, arm, rate) / "done.json", BEST)]
         ]
         for arm in plan.arms
     }
@@ -63,40 +64,44 @@ def tuned(plan: Plan, folder: Path) -> tuple[Plan, dict[str, list[dict[str, Any]
     return replace(plan, arms=tuple(arms)), trials
 
 
-def collect(plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Size]) -> dict[str, Any]:
-    """The results of a comparison, finished or not; a run that is not there counts as failed."""
+def collect(
+    plan: Plan, folder: Path, about: dict[str, Any], sizes: dict[str, Size] | None = None
+) -> dict[str, Any]:
+    """The results of a comparison, finished or not; a run that is not there counts as failed. sizes: of the
+    models, where they are known beforehand."""
     trials: dict[str, Any] = {}
     if plan.tune:
         plan, trials = tuned(plan, folder)
     arms = []
-    decoding = read_json(folder / DECODING) or {}
+    decoding = recorded(folder / DECODING) or {}
     for arm in plan.arms:
         runs = [_record(run_folder(folder, arm, seed), seed, folder) for seed in plan.seeds]
         models = [run.pop("model", None) for run in runs]
-        alone = read_json(folder / arm.slug / ALONE)
+        alone = recorded(folder / arm.slug / ALONE)
         if alone:
             alone["decode_ms_per_token"] = decoding.get(arm.slug)
-        state = next((model["state_bytes"] for model in models if model), None)
+        known: dict[str, Any] = next((model for model in models if model), {})
+        size = asdict(sizes[arm.name]) if sizes else known
         arms.append(
             {
                 "name": arm.name,
                 "spec": arm.spec,
                 "changes": arm.changes,
-                "parameters": sizes[arm.name].parameters,
-                "flops_per_token": sizes[arm.name].flops_per_token,
-                "state_bytes": state,
+                "parameters": size.get("parameters"),
+                "flops_per_token": size.get("flops_per_token"),
+                "state_bytes": known.get("state_bytes"),
                 "runs": runs,
                 **({"alone": alone} if alone else {}),
                 **({"tuning": trials[arm.name]} if trials else {}),
             }
         )
     done = [folder / run["path"] for arm in arms for run in arm["runs"] if run["status"] == "done"]
-    made = [written for run in done if (written := read_json(run / "environment.json"))]
+    made = [session for run in done for session in sessions(run)]
     results = {
         "kind": "comparison",
         "title": plan.title or f"{len(plan.arms)} mixers on {Path(plan.settings.data).name}",
         "primary": plan.primary,
-        "metrics": described(plan.metrics),
+        "metrics": described(plan.settings.task, plan.metrics),
         "seeds": list(plan.seeds),
         "settings": plan.shared_settings(),
         "commands": about["commands"],
@@ -151,12 +156,12 @@ def data_facts(manifest: dict[str, Any], name: str) -> dict[str, Any]:
     entropy = manifest.get("true_entropy")
     return {
         "name": name,
-        "tokenizer": manifest["tokenizer"]["name"],
-        "tokenizer_sha256": manifest["tokenizer_sha256"],
-        "vocab_size": manifest["tokenizer"]["vocab_size"],
+        "tokenizer": manifest.get("tokenizer", {}).get("name"),
+        "tokenizer_sha256": manifest.get("tokenizer_sha256"),
+        "vocab_size": manifest.get("tokenizer", {}).get("vocab_size"),
         "true_nats_per_token": None if entropy is None else entropy["test"]["nats_per_token"],
         "splits": {
-            split: {k: facts[k] for k in kept}
+            split: {k: facts[k] for k in kept if k in facts}
             | ({} if entropy is None else {"true_nats_per_token": entropy[split]["nats_per_token"]})
             for split, facts in manifest["splits"].items()
         },
@@ -216,13 +221,11 @@ def failed_run(seed: int, path: str, error: str) -> dict[str, Any]:
 
 def _record(run: Path, seed: int, folder: Path) -> dict[str, Any]:
     path = run.relative_to(folder).as_posix()
-    done = read_json(run / "done.json")
+    done = recorded(run / "done.json", {"status": str, "values": dict, "cost": dict, "curve": list, **BEST})
     if done is None:
-        failed = read_json(run / "failed.json")
+        failed = recorded(run / "failed.json", {"error": str})
         return failed_run(seed, path, failed["error"] if failed else "it was not finished")
-    if not {"status", "best", "values", "cost", "curve"} <= done.keys():
-        raise UsageError(f"{run / 'done.json'} is not the record of a run", "Delete it, and start again.")
-    matched = read_json(run / "matched.json")
+    matched = recorded(run / "matched.json", {"loss": float, "values": dict})
     return {**done, "path": path, "at_matched_loss": matched}
 
 

@@ -14,13 +14,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import yaml
-
 from langevin.errors import UsageError, unknown
-from langevin.settings import check_type
-from langevin.studies.metrics import METRICS
+from langevin.settings import TrainConfig, check_type, parse_yaml
+from langevin.studies import metrics
 from langevin.studies.plan import Plan, read_arms
-from langevin.training.config import TrainConfig
 
 SCALES = ("smoke", "small", "full")
 Place = Literal["best", "matched"]
@@ -208,12 +205,8 @@ def described() -> list[dict[str, str]]:
 
 def read(text: str, name: str) -> Recipe:
     """A recipe from its YAML, checked: its keys, metrics, arms and the settings of every scale."""
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"recipe {name} cannot be read: {str(error).splitlines()[0]}") from error
     where = f"recipe {name}"
-    values = _table(values, where)
+    values = _table(parse_yaml(text, where), where)
     values["claims"] = tuple(_claim(claim, where) for claim in values.get("claims") or [])
     values["scales"] = {
         str(scale): _scale(inner, f"{where}, scale {scale}")
@@ -241,7 +234,7 @@ def _check(found: Recipe, scale: str) -> None:
                 raise unknown(f"arm in a claim of {found.name}", part.filled(arm), names[1:])
             if metric not in plan.metrics:
                 raise unknown(f"metric in a claim of {found.name}", str(metric), plan.metrics)
-            if METRICS[metric].better == "neither":
+            if metrics.known(plan.settings.task)[str(metric)].better == "neither":
                 raise UsageError(f"no claim of {found.name} can be about {metric}")
     if chosen.benches:
         train_config(chosen.benches.training, found.name)
@@ -253,11 +246,7 @@ def _check(found: Recipe, scale: str) -> None:
 
 def train_config(values: dict[str, Any], name: str) -> TrainConfig:
     """Training settings of a recipe; every key must be known."""
-    known = [f.name for f in fields(TrainConfig)]
-    for key in values:
-        if key not in known:
-            raise unknown(f"setting in recipe {name}", str(key), known)
-    return TrainConfig(**values)
+    return TrainConfig.of(values, f"recipe {name}")
 
 
 def _scale(values: Any, where: str) -> Scale:

@@ -9,7 +9,6 @@ on where it stopped.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -18,10 +17,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from langevin.bench import Settings, bench_mixers
-from langevin.bench_training import bench_training
-from langevin.environment import environment
+from langevin.bench.mixers import Settings, bench_mixers
+from langevin.bench.training import bench_training
+from langevin.environment import environment, pick_device
 from langevin.errors import UsageError, unknown
+from langevin.runs.files import read_json, write_json, write_text
 from langevin.studies.claims import in_short, published, published_speeds, published_trends
 from langevin.studies.collect import unmatched
 from langevin.studies.measuring import EVALUATED
@@ -30,11 +30,8 @@ from langevin.studies.recipe import Benches, Part, Recipe, recipe, train_config
 from langevin.studies.report.recipe_page import parts_page
 from langevin.studies.report.speed_page import speed_page
 from langevin.studies.runner import On, compare
-from langevin.studies.sharing import Share
 from langevin.studies.statistics import by_seed, interval
-from langevin.studies.work import write_json
 from langevin.studies.workers import Workers
-from langevin.training.start import pick_device
 
 Results = dict[str, Any]
 
@@ -72,9 +69,9 @@ def reproduce(
             say(f"{part.name}: {place}")
         results = compare(plan, place, workers=workers, on=on, quiet=quiet, finish=finish, hired=hired)
         _tidy(results, place)
-        return part, dict(json.loads((place / "results.json").read_text()))
+        return part, read_json(place / "results.json")
 
-    with Workers(Share(), plans[0][1].threads) as hired:
+    with Workers(1, plans[0][1].threads) as hired:
         parts = [made(part, plan) for part, plan in plans]
     if not several:
         return parts[0][1]
@@ -216,11 +213,9 @@ def _tidy(results: Results, folder: Path) -> None:
 def _written(results: Results, page: str, folder: Path) -> Results:
     """The page and the numbers in the folder; the numbers as they stand there."""
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / ".report.html.writing"
-    draft.write_text(page, encoding="utf-8")
-    draft.replace(folder / "report.html")
+    write_text(folder / "report.html", page)
     write_json(folder / "results.json", results)
-    return dict(json.loads((folder / "results.json").read_text()))
+    return dict(read_json(folder / "results.json"))
 
 
 def _slug(name: str) -> str:
