@@ -6,6 +6,8 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -55,6 +57,20 @@ def pick_device(name: str) -> str:
     if index and int(index) >= torch.cuda.device_count():
         raise UsageError(f"there is no {name}: {torch.cuda.device_count()} are here", "Use --device cuda.")
     return name
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """No bars of transformers between our own lines."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def can_compile(device: str) -> bool:

@@ -23,6 +23,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from langevin.environment import without_bars
 from langevin.errors import UsageError, WorkError, one_line
 from langevin.mixers.mechanism import Mechanism
 from langevin.mixers.spec import Spec, parse
@@ -276,10 +277,9 @@ def _model_class(config: PreTrainedConfig, auto_class: Any, where: str) -> Any:
 def _load(cls: Any, where: str, config: PreTrainedConfig, kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """The model, and which of its weights do not fit; no bar of progress goes between a command's lines."""
     kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
-    bars = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
     try:
-        return cls.from_pretrained(where, config=config, **kwargs)
+        with without_bars():
+            return cls.from_pretrained(where, config=config, **kwargs)
     except (UsageError, WorkError):
         raise
     except Exception as error:  # of many kinds, when a file is damaged
@@ -290,6 +290,3 @@ def _load(cls: Any, where: str, config: PreTrainedConfig, kwargs: dict[str, Any]
         raise WorkError(
             f"the weights in {where} cannot be read: {one_line(error)}", "Copy or save the folder again."
         ) from error
-    finally:
-        if bars:
-            transformers.utils.logging.enable_progress_bar()

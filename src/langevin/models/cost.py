@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from langevin.mixers.mechanism import Mechanism
 from langevin.mixers.neighbor import NeighborMixer
+from langevin.models.attention import QKV
 
 # Dense bfloat16 FLOP/s that vendors state, by a part of the device's name; the first that fits counts.
 PEAKS = {
@@ -39,14 +39,13 @@ def flops_of(model: Any, context: int) -> float:
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     matrices, mixing = sum(own.values()) - looked_up + (head if tied else 0), 0.0
     for module in model.modules():
-        mixer = getattr(getattr(module, "spec", None), "mixer", None)
         if isinstance(module, NeighborMixer) and module.config.shared:  # its steps use the same matrices
             once = sum(p.numel() for p in module.steps.parameters() if p.ndim == 2)
             matrices += (module.config.iters - 1) * once
-        elif isinstance(mixer, Mechanism):
-            width = module.geometry.heads * module.geometry.head_dim
+        elif isinstance(module, QKV):
+            head_dim, recurrent = module.geometry.head_dim, module.mechanism.recurrent
             seen = context if getattr(model.config, "causal", True) else 2 * context
-            mixing += 12 * width * module.geometry.head_dim if mixer.recurrent else 6 * width * seen
+            mixing += module.geometry.heads * head_dim * (12 * head_dim if recurrent else 6 * seen)
     return 6.0 * matrices + mixing
 
 

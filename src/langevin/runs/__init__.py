@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from langevin.runs.load import Run, load, quiet_transformers
+from langevin.runs.load import Run, load
 
 if TYPE_CHECKING:
     from langevin.settings import TrainConfig
 
-__all__ = ["Run", "load", "quiet_transformers", "train"]
+__all__ = ["Run", "load", "train"]
 
 
 def train(

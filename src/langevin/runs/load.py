@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langevin.environment import without_bars
 from langevin.errors import UsageError, WorkError
 from langevin.runs import files
 from langevin.runs.folder import ENVIRONMENT, read_metrics, sessions
@@ -298,11 +299,11 @@ def _in_words(folder: Path) -> Iterator[None]:
     """Nothing of transformers' own to read but what went wrong, in a line: damaged files raise anything."""
     from transformers.utils import logging
 
-    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     try:
-        yield
+        with without_bars():
+            yield
     except (UsageError, WorkError):
         raise
     except Exception as error:
@@ -311,12 +312,3 @@ def _in_words(folder: Path) -> Iterator[None]:
         ) from error
     finally:
         logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def quiet_transformers() -> None:
-    """No progress bars of loading between our lines."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()

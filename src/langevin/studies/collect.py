@@ -19,7 +19,7 @@ from langevin.studies.metrics import described
 from langevin.studies.plan import Arm, Plan
 from langevin.studies.statistics import compare_arms, summarise
 from langevin.studies.verdict import verdict
-from langevin.studies.wording import listed
+from langevin.studies.words import listed
 from langevin.studies.work import ALONE, DECODING, recorded
 
 if TYPE_CHECKING:

@@ -73,9 +73,6 @@ def work(job: Job) -> Outcome:
     """Make one run, or go on with it; what happened. `tidied` is for afterwards."""
     import torch
 
-    from langevin.runs import quiet_transformers
-
-    quiet_transformers()
     if finished(job):
         return Outcome("done")
     threads = torch.get_num_threads()

@@ -163,8 +163,8 @@ def built(make: Callable[[], Any], kind: str, world: World, device: str, files: 
 class Promised(TorchDispatchMode):
     """While a model is made, this process's rows are all that is kept of its tensors.
 
-    What torch.empty gives has a shape and no memory. What fills it draws the numbers of the whole tensor,
-    in the order of a process that is alone, and keeps the rows.
+    A matrix that torch.empty gives has a shape and no memory. What fills it draws all its numbers, in the
+    order of a process that is alone, and keeps the rows.
     """
 
     FILLS = (
@@ -179,7 +179,7 @@ class Promised(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
         options = options or {}
-        if function is torch.ops.aten.empty.memory_format:
+        if function is torch.ops.aten.empty.memory_format and len(given[0]) > 1:
             return function(*given, **{**options, "device": "meta"})
         target = given[0] if given else None
         if not (isinstance(target, Tensor) and target.is_meta and function._schema.is_mutable):

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from langevin.environment import without_bars
 from langevin.models.cost import peak_flops
 from langevin.runs.files import append_json, write_folder, write_text
 from langevin.runs.folder import Lock, read_metrics
@@ -182,16 +181,3 @@ def cut_metrics(path: Path, step: int) -> None:
     rows = [row for row in read_metrics(path) if row["step"] <= step]
     if rows or path.exists():
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Our own line tells how far a run is: no bars of transformers between."""
-    logging = transformers.utils.logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
