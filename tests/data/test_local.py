@@ -69,7 +69,7 @@ def test_named_splits_are_the_splits_and_other_files_are_left_out_loudly(tmp_pat
         (["train.txt", "test.txt"], "no valid"),
         (["train.txt", "README.md"], "no valid and no test"),
         (["test.csv", "notes.md"], "no train and no valid"),
-        (["train.txt", "val.txt", "test.csv"], "no whole set of one kind"),
+        (["train.txt", "val.txt", "test.csv"], "no set of all three"),
         (["wiki.train.txt", "wiki.test.txt", "a.txt"], "no valid"),
         (["train/a.txt", "test/b.txt"], "no valid"),
         (["train.txt", "val.txt", "valid.txt", "test.txt"], "two names for one split"),

@@ -178,6 +178,19 @@ def test_a_tokenizer_with_gaps_needs_room_for_its_largest_id(tmp_path):
     assert tokenizers.vocabulary(tokenizer) == 21
 
 
+def test_a_tokenizer_that_would_cut_texts_short_does_not(tmp_path):
+    tokenizer = made("bpe-300").tokenizer
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    ((ids, _),) = tokenizers.encoder(tokenizer)([TEXT], False)
+    assert tokenizer.decode(ids.tolist()) == TEXT
+
+
+def test_a_text_that_a_loaded_tokenizer_cannot_encode_is_refused():
+    encode = tokenizers.encoder(made("chars", "abc").tokenizer)
+    with pytest.raises(UsageError, match="cannot encode the text"):
+        list(encode(["abcd"], False))
+
+
 CONFIG, TOKENS = "tokenizer_config.json", "tokenizer.json"
 
 

@@ -61,7 +61,7 @@ REFUSED = {
     "softcap": (gemma2, "ssmax", r"caps its attention scores \(softcap\)"),
     "sinks": (lambda: built("GptOssForCausalLM", **SMALL, **EXPERTS), "ssmax", "adds attention sinks"),
     "position bias": (lambda: built("T5EncoderModel", **T5), "softmax", "adds a position bias"),
-    "a mask of numbers": (lambda: built("DogeForCausalLM", **SMALL), "heat", "adds numbers to scores"),
+    "a mask of numbers": (lambda: built("DogeForCausalLM", **SMALL), "heat", "the attention mask"),
     "MLA": (
         lambda: built("DeepseekV3ForCausalLM", **{**SMALL, **MLA}),
         "softmax",

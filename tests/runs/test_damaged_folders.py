@@ -235,7 +235,7 @@ def test_a_damaged_run_folder_is_told_of_and_nothing_whole_in_it_is_lost(
         statuses[command[0]] = said(command, capfd)
         after = contents(run)
         added = {path for path in after if path not in before}
-        assert added <= {"evaluation-valid.json", "samples/samples.jsonl"}
+        assert all(path.startswith(("evaluation-valid.json", "samples/")) for path in added)
         assert {path for path in before if after.get(path) != before[path]} <= {"samples/samples.jsonl"}
     before = contents(run)
     statuses["train"] = said(again, capfd)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from langevin.data import tables
-from langevin.data.texts import SEPARATOR, SPLITS, Texts, cut_by_position, documents_of, read_text
+from langevin.data.texts import SEPARATOR, SPLITS, Stream, Texts, cut_by_position, documents_of, read_text
 from langevin.errors import UsageError
 
 SUFFIXES = (".txt", ".text", ".md", *tables.SUFFIXES)
@@ -22,8 +22,6 @@ SPLIT_NAMES = {
     **dict.fromkeys(("val", "validation", "dev"), "valid"),
 }
 SPLIT_NAME = re.compile(rf"(?<![^/._-])({'|'.join(SPLIT_NAMES)})(?![a-z])", re.IGNORECASE)
-
-Sets = dict[str, dict[str, list[str]]]
 
 
 @dataclass(frozen=True)
@@ -50,60 +48,46 @@ class LocalText:
     def identity(self) -> dict[str, Any]:
         return {"settings": {name: value for name, value in asdict(self).items() if value is not None}}
 
-    def files(self, path: Path) -> dict[str, Path]:
-        """The files there that hold the text, by their path relative to the folder, in order."""
+    def find(self, path: Path) -> dict[str, list[Path]]:
+        """The files of each split by their names; all under "" where names say nothing of splits."""
         if path.is_file():
-            files = {path.name: path}
+            groups = {"": [path]}
         else:
             found = (at for at in path.rglob("*") if at.is_file() and at.suffix.lower() in SUFFIXES)
-            files = dict(sorted((at.relative_to(path).as_posix(), at) for at in found))
-            if not files:
-                raise UsageError(
-                    f"no text files in {path}", f"A text file's name ends with {', '.join(SUFFIXES)}."
-                )
-            files = self._of_the_splits(path, files)
-        kinds = {tables.is_table(at): name for name, at in files.items()}
+            names = sorted(at.relative_to(path).as_posix() for at in found)
+            groups = {
+                split: [path / name for name in some] for split, some in by_split(path, names).items()
+            }
+        kinds = {tables.is_table(at): at.name for files in groups.values() for at in files}
         if len(kinds) == 2:
             raise UsageError(
                 f"{path} holds both tables ({kinds[True]}) and texts ({kinds[False]})",
                 "Name one file, or keep them in folders of their own.",
+            )
+        if not kinds:
+            raise UsageError(
+                f"no text files in {path}", f"A text file's name ends with {', '.join(SUFFIXES)}."
             )
         if self.text_column is not None and False in kinds:
             raise UsageError(
                 f"{path} is no table: it has no column {self.text_column!r}",
                 f"Columns are for {', '.join(tables.SUFFIXES)}.",
             )
-        return files
+        return groups
 
-    def _of_the_splits(self, path: Path, files: dict[str, Path]) -> dict[str, Path]:
-        """The files of the set of splits that the folder holds; all of them where it holds none."""
-        if (found := named_splits(path, list(files))) is None:
-            return files
-        used = {name for names in found.values() for name in names}
-        if others := [name for name in files if name not in used]:
-            shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
-            warnings.warn(f"{path} is split into {_shown(found)}: {shown} left out", stacklevel=2)
-        return {name: at for name, at in files.items() if name in used}
-
-    def read(self, path: Path, files: Mapping[str, Path]) -> Texts:
-        found = None if path.is_file() else named_splits(path, list(files))
-        groups = {"": list(files)} if found is None else found
+    def read(self, groups: Mapping[str, list[Path]]) -> Texts:
         documents = any(
-            len(names) > 1 or tables.is_table(files[name]) or _has_separator(files[name])
-            for names in groups.values()
-            for name in names
+            len(files) > 1 or tables.is_table(files[0]) or _has_separator(files[0])
+            for files in groups.values()
         )
-        streams = {
-            split: partial(self._documents, [files[name] for name in names])
-            if documents
-            else partial(read_text, files[names[0]])
-            for split, names in groups.items()
+        streams: dict[str, Stream] = {
+            split: partial(self._documents, files) if documents else partial(read_text, files[0])
+            for split, files in groups.items()
         }
-        if found is not None:
-            return Texts(dict(streams), documents, {"split": _shown(found)})
-        splits, border = cut_by_position(
-            streams[""], documents, (1 - self.valid - self.test, 1 - self.test)
-        )
+        if "" not in streams:
+            return Texts(streams, documents, {"split": "by the names of files"})
+        fractions = (1 - self.valid - self.test, 1 - self.test)
+        splits, border = cut_by_position(streams[""], documents, fractions)
         for split, stream in splits.items():
             if not any(True for _ in stream()):
                 raise UsageError(
@@ -117,63 +101,57 @@ class LocalText:
             yield from tables.rows(path, self.text_column) if tables.is_table(path) else documents_of(path)
 
 
-def named_splits(path: Path, names: list[str]) -> dict[str, list[str]] | None:
-    """The files of train, valid and test, where names say so; None where none does.
+def by_split(path: Path, names: list[str]) -> dict[str, list[str]]:
+    """The files of train, valid and test, where names say so; all of them under "" where none does.
 
     Files of a set differ in the name of the split (and in numbers) alone: train.txt, val.txt, test.txt;
     wiki.train.txt, ...; train-00.jsonl, train-01.jsonl, ...; or everything in the folders train/, dev/,
-    test/. A folder with a part of a set, with two sets or with two names for a split is refused: to cut it
-    anew could train on its test text.
+    test/. Other files are left out, and told of. A folder with a part of a set, with two sets or with two
+    names for a split is refused: to cut it anew could train on its test text.
     """
-    sets: Sets = {}
+    sets: dict[str, dict[str, list[str]]] = {}
     for name in names:
         if match := SPLIT_NAME.search(name):
             rest = "/" if name[match.end() :].startswith("/") else name[match.end() :]
             pattern = re.sub(r"\d+", "#", f"{name[: match.start()]}*{rest}")
             sets.setdefault(pattern, {}).setdefault(match[1].lower(), []).append(name)
-    found = {pattern: {SPLIT_NAMES[word] for word in words} for pattern, words in sets.items()}
-    whole = [pattern for pattern, splits in found.items() if len(splits) == len(SPLITS)]
-    begun = [
-        pattern
-        for pattern, splits in found.items()
-        if pattern in ("*/", *(f"*{suffix}" for suffix in SUFFIXES))
-        or ("train" in splits and len(splits) > 1)
-    ]
+    plain = ("*/", *(f"*{suffix}" for suffix in SUFFIXES))
+    whole: list[str] = []
+    begun: list[str] = []
+    for pattern, words in sets.items():
+        there = {SPLIT_NAMES[word] for word in words}
+        if len(there) == len(SPLITS):
+            whole.append(pattern)
+        elif pattern.lower() in plain or ("train" in there and len(there) > 1):
+            begun += words
     if len(whole) > 1:
         raise UsageError(
             f"{path} holds several sets of splits: {', '.join(whole)}",
             "Name the folder of one, or keep one.",
         )
-    if not whole and begun:
-        there = [word for pattern in begun for word in sets[pattern]]
-        missing = [split for split in SPLITS if split not in {SPLIT_NAMES[word] for word in there}]
-        lacks = " and no ".join(missing) or "whole set of one kind of files"
+    if begun and not whole:
+        missing = [split for split in SPLITS if split not in {SPLIT_NAMES[word] for word in begun}]
         raise UsageError(
-            f"{path} holds {' and '.join(there)}, but no {lacks}",
+            f"{path} holds {' and '.join(begun)}, but no {' and no '.join(missing) or 'set of all three'}",
             "Add what is missing (valid may be called val, validation or dev), rename what is no split, or "
             "name one file, which is then cut.",
         )
     if not whole:
-        return None
+        return {"": names}
     words = sets[whole[0]]
     if len(words) > len(SPLITS):
         raise UsageError(
             f"{path} has two names for one split: {', '.join(words)}", "Keep one of them in the folder."
         )
-    chosen = {SPLIT_NAMES[word]: files for word, files in words.items()}
-    return {split: chosen[split] for split in SPLITS}
-
-
-def _shown(splits: Mapping[str, list[str]]) -> str:
-    return ", ".join(
-        names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-        for names in splits.values()
-    )
+    groups = {SPLIT_NAMES[word]: files for word, files in words.items()}
+    if others := sorted({*names}.difference(*groups.values())):
+        shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        warnings.warn(f"{path} is split into {', '.join(words)}: {shown} left out", stacklevel=2)
+    return {split: groups[split] for split in SPLITS}
 
 
 def _has_separator(path: Path) -> bool:
-    with open(path, "rb") as file:
-        size = file.seek(0, 2)
-        return (
-            size > 0 and mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).find(SEPARATOR.encode()) >= 0
-        )
+    if not path.stat().st_size:
+        return False
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(SEPARATOR.encode()) >= 0

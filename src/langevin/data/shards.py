@@ -110,26 +110,18 @@ class Shard:
         """Of the documents, 64 bits each."""
 
     def write(self, folder: Path, advance: Callable[[int], None]) -> None:
-        separator = np.array([self.separator], self.dtype)
-        first = [separator] if self.layout == "bos text" else []
-        last = [separator] if self.layout == "text eos" else []
+        separator = [(np.array([self.separator]), NOTHING)]
         sized = self.split != "train"
         sizes_path = folder / f"{self.split}.sizes" if sized else Path(os.devnull)
         document, begins = hashlib.blake2b(digest_size=8), True
         with open(folder / f"{self.split}.bin", "wb") as tokens, open(sizes_path, "wb") as sizes:
             for batch in _batches(self.texts.pieces(self.split)):
-                rows: list[np.ndarray] = []
-                pairs: list[np.ndarray] = []
+                rows: list[tuple[np.ndarray, np.ndarray]] = []
                 encoded = self.made.encode([text for text, _ in batch], sized)
                 for (text, ends), (ids, places) in zip(batch, encoded, strict=True):
-                    before, after = first if begins else [], last if ends else []
-                    rows += [*before, ids.astype(self.dtype), *after]
-                    if places is not None:
-                        pairs += [
-                            *(NOTHING for _ in before),
-                            _sizes(text, places),
-                            *(NOTHING for _ in after),
-                        ]
+                    rows += separator * (begins and self.layout == "bos text")
+                    rows.append((ids, NOTHING if places is None else _sizes(text, places)))
+                    rows += separator * (ends and self.layout == "text eos")
                     data = text.encode()
                     self.characters += len(text)
                     self.bytes += len(data)
@@ -140,11 +132,11 @@ class Shard:
                         self.text_sha256.update(SEPARATOR.encode())
                         self.hashes.append(int.from_bytes(document.digest()))
                         document = hashlib.blake2b(digest_size=8)
-                row = np.concatenate(rows)
+                row = np.concatenate([ids for ids, _ in rows]).astype(self.dtype)
                 self.tokens += len(row)
                 self.unknowns += int(np.count_nonzero(row == self.unknown))
                 tokens.write(row.tobytes())
-                sizes.write(b"".join(pair.tobytes() for pair in pairs))
+                sizes.write(b"".join(pairs.tobytes() for _, pairs in rows))
                 advance(sum(len(text) for text, _ in batch))
 
     def facts(self) -> dict[str, Any]:

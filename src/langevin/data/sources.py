@@ -236,10 +236,11 @@ def find(name: str, settings: Mapping[str, Any]) -> Source:
             error.cause, f"{error.remedy} Or the path of a text or table file, or of a folder of them."
         )
     local = _settings(name, LocalText, settings)
-    files = local.files(path)
-    identity = {"files": {file: fingerprint(at) for file, at in files.items()}, **local.identity()}
     path = path.resolve()
-    return Source(path.name, local.tokenizer, identity, lambda: local.read(path, files), path)
+    groups = local.find(path)
+    files = {at.relative_to(path.parent).as_posix(): at for some in groups.values() for at in some}
+    identity = {"files": {file: fingerprint(at) for file, at in files.items()}, **local.identity()}
+    return Source(path.name, local.tokenizer, identity, lambda: local.read(groups), path)
 
 
 def _settings(name: str, kind: Any, settings: Mapping[str, Any]) -> Any:

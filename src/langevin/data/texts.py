@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import codecs
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -119,33 +122,18 @@ def cut_by_position(
     A cut moves on to the next border between documents. Where there are few of them, or none, it moves to
     the next line end (else space, else exactly there), which makes two documents of one.
     """
-    count = total = 0
-    for count, text in enumerate(stream(), 1):  # noqa: B007
-        total += len(text)
-    first, second = (round(total * fraction) for fraction in fractions)
-    whole = documents and count >= FEW_DOCUMENTS
-    if documents:
-        cuts = _document_cuts(stream, (first, second), whole)
-    else:
-        one = _border(stream, first, total // 50)
-        cuts = (one, max(one, _border(stream, second, (total - one) // 50)))
-    return split_between(stream, cuts, total), "documents" if whole else "lines"
+    ends = array("q", accumulate(map(len, stream()), initial=0))
+    total = ends[-1]
+    whole = documents and len(ends) > FEW_DOCUMENTS
 
+    def cut(wanted: int, reach: int) -> int:
+        border = ends[bisect_left(ends, wanted)]
+        return border if whole or (documents and border == wanted) else _border(stream, wanted, reach)
 
-def _document_cuts(documents: Stream, wanted: tuple[int, int], whole: bool) -> tuple[int, int]:
-    cuts: list[int] = []
-    at = 0
-    for document in documents():
-        for place in wanted[len(cuts) :]:
-            start = max(at, *cuts, 0)
-            if place <= start:
-                cuts.append(start)
-            elif place < at + len(document) and not whole:
-                rest = document[start - at :]
-                cuts.append(start + _border(partial(list, (rest,)), place - start, len(rest) // 50))
-        at += len(document)
-    first, second = (*cuts, at, at)[:2]
-    return first, second
+    first = cut(round(total * fractions[0]), total // 50)
+    second = cut(round(total * fractions[1]), (total - first) // 50)
+    splits = split_between(stream, (first, max(first, second)), total)
+    return splits, "documents" if whole else "lines"
 
 
 def _border(text: Stream, at: int, reach: int) -> int:

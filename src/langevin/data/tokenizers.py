@@ -212,16 +212,24 @@ def _unseen(tokenizer: PreTrainedTokenizerFast, text: str) -> UsageError:
 def encoder(tokenizer: PreTrainedTokenizerFast) -> Encode:
     """Encode with the tokenizer itself, without special tokens: what looks like one in a text is text."""
     backend = tokenizer.backend_tokenizer
-    a, b, both = (backend.encode(text, add_special_tokens=False).ids for text in ("a", "b", "a b"))
-    adds_space = a + b == both  # before every text, and so before every piece of one
+
+    def run(texts: list[str], places: bool) -> list[Any]:
+        backend.encode_special_tokens = True  # other uses of the tokenizer set it back
+        backend.no_truncation()
+        try:
+            encoded = backend.encode_batch if places else backend.encode_batch_fast
+            return list(encoded(texts, add_special_tokens=False))
+        except Exception as error:  # what the Rust library raises, as for a character that it does not know
+            raise UsageError(
+                f"the tokenizer cannot encode the text: {error}", f"Use another, such as {', '.join(OWN)}."
+            ) from None
 
     def encode(texts: list[str], places: bool) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        backend.encode_special_tokens = True  # every other use of the tokenizer sets it back
+        word = texts[0].split()[:1] or [""]
+        one, two = run([*word, " ".join(word * 2)], False)
+        adds_space = one.ids * 2 == two.ids  # before every text, and so before every piece of one
         skipped = [adds_space and text.startswith(" ") for text in texts]
-        run = backend.encode_batch if places else backend.encode_batch_fast
-        found = run(
-            [text[skip:] for text, skip in zip(texts, skipped, strict=True)], add_special_tokens=False
-        )
+        found = run([text[skip:] for text, skip in zip(texts, skipped, strict=True)], places)
         for one, skip in zip(found, skipped, strict=True):
             ids = np.asarray(one.ids, np.int64)
             ends = np.fromiter((end for _, end in one.offsets), np.int64, len(ids)) if places else None

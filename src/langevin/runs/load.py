@@ -198,52 +198,54 @@ def read_model(folder: Path, config: TrainConfig) -> Any:
     """The model of a run as it was saved: of exactly the settings of the run, with every weight in its
     place and finite. Nothing but safetensors is read, and no code but ours and transformers' is run."""
     import torch
+    from transformers import AutoConfig
 
     from langevin.models.convert import from_pretrained
 
-    shape = {"model_type": str, "architectures": [str], "vocab_size": int}
-    described = files.read_json(folder / "config.json", shape, AGAIN)
-    if config.init is None:
-        _refuse_other_settings(folder, described, config)
+    safe = {"local_files_only": True, "trust_remote_code": False}
     with _in_words(folder):
+        if config.init is None:
+            _refuse_other_settings(folder, AutoConfig.from_pretrained(folder, **safe), config)
         model, info = from_pretrained(
             folder,
             dtype=torch.float32,
-            local_files_only=True,
             use_safetensors=True,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,
+            ignore_mismatched_sizes=True,  # an error below
             output_loading_info=True,
+            **safe,
         )
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+    for problem, words in _PROBLEMS.items():
         names = sorted(key if isinstance(key, str) else key[0] for key in info[problem])
         if names:
-            what = {"missing_keys": "lacks", "unexpected_keys": "has too much:"}.get(problem, "misshapes")
-            raise WorkError(f"{folder} is damaged: it {what} {names[0]}", AGAIN)
+            raise WorkError(f"{folder} is damaged: it {words} {names[0]}", AGAIN)
     _refuse_not_finite(folder, dict(model.named_parameters()))
     return model.eval()
 
 
-def _refuse_other_settings(folder: Path, described: dict[str, Any], config: TrainConfig) -> None:
-    """Whatever config.json says of the model must be what the run was trained with."""
-    from safetensors import SafetensorError, safe_open
+_PROBLEMS = {
+    "missing_keys": "lacks",
+    "unexpected_keys": "has too much:",
+    "mismatched_keys": "has another shape of",
+}
+
+
+def _refuse_other_settings(folder: Path, described: Any, config: TrainConfig) -> None:
+    """What config.json says of the model must be what the run was trained with."""
+    from safetensors import safe_open
 
     from langevin.objectives import OBJECTIVES
     from langevin.training.start import model_config
 
-    rows = None
-    try:
-        with safe_open(weight_files(folder)[0], "pt") as stored:
-            if "model.embed.weight" in stored.keys():  # noqa: SIM118  (it is no dict)
-                rows = stored.get_slice("model.embed.weight").get_shape()[0]
-    except (OSError, SafetensorError) as error:
-        raise WorkError(f"{folder} is damaged: {files.reason(error)}", AGAIN) from error
-    trained = model_config(config, vocab_size=described["vocab_size"] if rows is None else rows).to_dict()
+    rows = described.vocab_size
+    with safe_open(weight_files(folder)[0], "pt") as stored:
+        if "model.embed.weight" in stored.keys():  # noqa: SIM118  (it is no dict)
+            rows = stored.get_slice("model.embed.weight").get_shape()[0]
+    trained, said = model_config(config, vocab_size=rows).to_dict(), described.to_dict()
     trained["architectures"] = [OBJECTIVES.parse(config.objective).head]
     for key in SETTINGS:
-        if key in described and described[key] != trained[key]:
+        if said.get(key) != trained[key]:
             raise WorkError(
-                f"{folder / 'config.json'} says {key}={described[key]!r:.60}, not {trained[key]!r:.60}",
+                f"{folder / 'config.json'} says {key}={said.get(key)!r:.60}, not {trained[key]!r:.60}",
                 AGAIN,
             )
 

@@ -19,7 +19,7 @@ from langevin.studies.metrics import described
 from langevin.studies.plan import Arm, Plan
 from langevin.studies.statistics import compare_arms, summarise
 from langevin.studies.verdict import verdict
-from langevin.studies.wording import listed
+from langevin.studies.words import listed
 from langevin.studies.work import ALONE, DECODING, recorded
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def collect(
             }
         )
     done = [folder / run["path"] for arm in arms for run in arm["runs"] if run["status"] == "done"]
-    made = [told[-1] for run in done if (told := sessions(run))]
+    made = [session for run in done for session in sessions(run)]
     results = {
         "kind": "comparison",
         "title": plan.title or f"{len(plan.arms)} mixers on {Path(plan.settings.data).name}",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from langevin.studies.report.numbers import amount, interval, number, probability, sentence_case
-from langevin.studies.report.reading import Results, metric_named, with_unit
 from langevin.studies.report.svg import (
     WIDE,
     Axis,
@@ -15,7 +13,6 @@ from langevin.studies.report.svg import (
     Look,
     Point,
     axis,
-    drawing,
     exact_axis,
     figure,
     line,
@@ -25,7 +22,9 @@ from langevin.studies.report.svg import (
     shortened,
     text,
 )
+from langevin.studies.results import Results, metric_named
 from langevin.studies.statistics import cost_of
+from langevin.studies.words import amount, interval, number, probability, sentence_case, with_unit
 
 
 def forests(results: Results) -> list[str]:
@@ -67,7 +66,7 @@ def _forest(results: Results, name: str, key: str) -> str:
         for c in rows
     )
     size = (WIDE, top + frame.height + 46)
-    return figure(title, drawing(key, title, f"{told}.", size, body + "".join(parts)))
+    return figure(key, title, f"{told}.", size, body + "".join(parts))
 
 
 def _estimate(frame: Frame, look: Look, y: float, c: dict[str, Any]) -> str:
@@ -75,9 +74,8 @@ def _estimate(frame: Frame, look: Look, y: float, c: dict[str, Any]) -> str:
     bars = ""
     if c.get("low") is not None and c.get("high") is not None:
         low, high = frame.across(c["low"]), frame.across(c["high"])
-        drawn = line((low, y), (high, y), "bar")
-        drawn += "".join(line((x, y - 4), (x, y + 4), "bar") for x in (low, high))
-        bars = f'<g class="whisker" style="{look.style}">{drawn}</g>'
+        caps = (line((x, y - 4), (x, y + 4), "bar") for x in (low, high))
+        bars = look.whisker(line((low, y), (high, y), "bar"), *caps)
     tip = f"{c['arm']}: {number(c['difference'], sign=True)} {interval(c.get('low'), c.get('high'), True)}"
     return bars + look.marker((frame.across(c["difference"]), y), 1.15, tip=tip)
 
@@ -139,8 +137,8 @@ def _scatter(metric: dict[str, str], spots: list[Spot], key: str, label: str, un
     for spot, centre in zip(spots, centres, strict=True):
         look = Look(spot.index)
         if spot.low is not None and spot.high is not None:
-            bar = line(frame.at(spot.cost, spot.low), frame.at(spot.cost, spot.high), "bar")
-            marks.append(f'<g class="whisker" style="{look.style}">{bar}</g>')
+            low, high = (frame.at(spot.cost, end) for end in (spot.low, spot.high))
+            marks.append(look.whisker(line(low, high, "bar")))
         tip = f"{spot.name}: {number(spot.mean)} {metric['unit']} at {amount(spot.cost)} {unit}"
         marks.append(look.marker(centre, 1.25, tip=tip))
     x_label = with_unit(label, unit) + (", log scale" if log else "")
@@ -148,7 +146,7 @@ def _scatter(metric: dict[str, str], spots: list[Spot], key: str, label: str, un
     body += _names(frame, spots, centres) + "".join(marks)
     title = f"{sentence_case(metric['label'])} against {label}"
     told = "; ".join(f"{spot.name}: {number(spot.mean)} at {amount(spot.cost)} {unit}" for spot in spots)
-    return figure(title, drawing(key, title, f"{told}.", (WIDE, 296), body))
+    return figure(key, title, f"{told}.", (WIDE, 296), body)
 
 
 def _names(frame: Frame, spots: list[Spot], centres: list[Point]) -> str:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
-from langevin.studies.report.numbers import mean, number
-from langevin.studies.report.reading import Results
 from langevin.studies.report.svg import (
     WIDE,
     Axis,
     Frame,
     Look,
     axis,
-    drawing,
     exact_axis,
     figure,
-    legend,
     line,
     scaffold,
     shortened,
 )
+from langevin.studies.results import Results
+from langevin.studies.words import number
 
 
 def reliabilities(results: Results) -> list[str]:
@@ -76,17 +75,14 @@ def _reliability(index: int, name: str, bins: list[dict[str, float]]) -> str:
     title = f"Reliability of {name}"
     told = f"Accuracy against confidence in {len(bins)} bins; mean distance to the diagonal {number(gap)}."
     body = scaffold(frame, "confidence", "accuracy") + "".join(parts)
-    return figure(
-        shortened(name, 34), drawing(f"reliability-{index}", title, told, (wide, tall), body), kind="small"
-    )
+    key, caption = f"reliability-{index}", shortened(name, 34)
+    return figure(key, title, told, (wide, tall), body, caption=caption, kind="small")
 
 
 def scalars(results: Results) -> list[str]:
     """Learned scalars by layer, one chart a name: each head a marker, the mean over heads a line."""
-    names: dict[str, None] = {}
-    for arm in results["arms"]:
-        for run in arm["runs"]:
-            names.update(dict.fromkeys(row["name"] for row in run.get("learned") or []))
+    runs = [run for arm in results["arms"] for run in arm["runs"]]
+    names = dict.fromkeys(row["name"] for run in runs for row in run.get("learned") or [])
     return [found for i, name in enumerate(names) if (found := _scalar(results, name, i))]
 
 
@@ -99,8 +95,7 @@ def _scalar(results: Results, name: str, position: int) -> str:
                 if row["name"] == name and row["value"] is not None:
                     heads.setdefault((row["layer"], row.get("head")), []).append(row["value"])
         if heads:
-            averages = {key: sum(found) / len(found) for key, found in heads.items()}
-            arms.append((index, arm["name"], averages))
+            arms.append((index, arm["name"], {key: fmean(found) for key, found in heads.items()}))
     if not arms:
         return ""
     layers = sorted({layer for *_, heads in arms for layer, _ in heads})
@@ -115,7 +110,7 @@ def _scalar(results: Results, name: str, position: int) -> str:
         look = Look(index)
         shift = 0.16 * (place - (len(arms) - 1) / 2)
         own = sorted({layer for layer, _ in values})
-        means = [mean([v for (at, _), v in values.items() if at == layer]) or 0.0 for layer in own]
+        means = [fmean(v for (at, _), v in values.items() if at == layer) for layer in own]
         parts.append(look.line(frame.at(layer + shift, v) for layer, v in zip(own, means, strict=True)))
         for (layer, head), value in sorted(values.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
             where = f"layer {layer}" + ("" if head is None else f", head {head}")
@@ -124,11 +119,10 @@ def _scalar(results: Results, name: str, position: int) -> str:
                     frame.at(layer + shift, value), 0.8, tip=f"{arm_name}, {where}: {number(value)}"
                 )
             )
-    size = (WIDE, 264.0)
     title = f"Learned {name} by layer"
     several = any(len(arm["runs"]) > 1 for arm in results["arms"])
     note = "A marker a head; the line is the mean over heads." + (" Means over seeds." if several else "")
     told = f"{title} for {', '.join(arm_name for _, arm_name, _ in arms)}."
     body = scaffold(frame, "layer", f"{name} (learned value)") + "".join(parts)
-    svg = drawing(f"scalar-{position}", title, told, size, body)
-    return figure(title, svg, legend([(i, n) for i, n, _ in arms]), note)
+    legend = [(i, n) for i, n, _ in arms]
+    return figure(f"scalar-{position}", title, told, (WIDE, 264), body, legend=legend, note=note)

@@ -1,8 +1,11 @@
-"""Numbers as a reader wants them: as many digits as the uncertainty leaves, and a unit's own prefix."""
+"""How numbers and lists are written: as many digits as the uncertainty leaves."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+
+from langevin.studies.statistics import ERROR_RATE
 
 MINUS = "\N{MINUS SIGN}"
 NOTHING = "–"
@@ -23,6 +26,14 @@ def number(value: float | None, spread: float | None = None, sign: bool = False)
     return (MINUS if value < 0 else "+" if sign else "") + shown
 
 
+def in_words(value: float, width: float, sign: bool = False) -> str:
+    """A number in a sentence: two digits of the width, or of itself; more where it would read as zero."""
+    width = width if width > 1e-9 * abs(value) else abs(value)
+    while value and width > 1e-8 and not number(value, width).strip("0."):
+        width /= 10
+    return number(value, width, sign)
+
+
 def interval(low: float | None, high: float | None, sign: bool = False, spread: float | None = None) -> str:
     """[low, high] to two digits of the spread, by default its half width; empty when there is none."""
     if low is None or high is None:
@@ -35,12 +46,23 @@ def half_width(low: float | None, high: float | None) -> float | None:
     return None if low is None or high is None else (high - low) / 2
 
 
-def probability(p: float | None) -> str:
-    """A p to three decimals, to more where it would read as the limit of 0.05 that it is over."""
+def common_spread(pairs: list[tuple[float | None, float | None]]) -> float | None:
+    """The middle half width of several intervals, so that a column shows as many decimals in every row."""
+    widths = sorted(w for low, high in pairs if (w := half_width(low, high)))
+    return widths[len(widths) // 2] if widths else None
+
+
+def probability(p: float | None, digits: str = ".3f") -> str:
+    """A p to three decimals, to more where it would read as the limit that it is over."""
     if p is None:
         return NOTHING
-    shown = f"{p:.3f}"
-    return "< 0.001" if p < 0.001 else f"{p:.6g}" if float(shown) <= 0.05 < p else shown
+    shown = format(p, digits)
+    return "< 0.001" if p < 0.001 else f"{p:.6g}" if float(shown) <= ERROR_RATE < p else shown
+
+
+def p_value(p: float) -> str:
+    """p = 0.031"""
+    return f"p {'' if p < 0.001 else '= '}{probability(p, '.2g')}"
 
 
 def amount(value: float | None, unit: str = "", digits: int = 3) -> str:
@@ -53,19 +75,22 @@ def amount(value: float | None, unit: str = "", digits: int = 3) -> str:
     step = min(max(math.floor(math.log10(abs(rounded)) / 3), 0), 5)
     scaled = rounded / 1000**step
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(scaled))))
-    shown = f"{scaled:.{decimals}f}"
     prefix = ("", "k", "M", "G" if unit else "B", "T", "P")[step]
-    return f"{shown} {prefix}{unit}".strip()
+    return f"{scaled:.{decimals}f} {prefix}{unit}".strip()
 
 
-def mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def listed(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
-def common_spread(pairs: list[tuple[float | None, float | None]]) -> float | None:
-    """The middle half width of several intervals, so that a column shows as many decimals in every row."""
-    widths = sorted(w for low, high in pairs if (w := half_width(low, high)))
-    return widths[len(widths) // 2] if widths else None
+def counted(count: int, noun: str) -> str:
+    """1 seed, 2 seeds"""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def with_unit(label: str, unit: str) -> str:
+    return f"{label} ({unit})" if unit else label
 
 
 def sentence_case(words: str) -> str:
