@@ -46,10 +46,7 @@ class Arm:
 
     @property
     def slug(self) -> str:
-        name = re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-.") or "arm"
-        if len(name) <= LONGEST_NAME:
-            return name
-        return f"{name[:LONGEST_NAME]}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
+        return slug(self.name)
 
 
 @dataclass(frozen=True)
@@ -136,6 +133,14 @@ class Plan:
             if f.name not in ("arms", "settings", "seeds", "title") and value != default:
                 words += _flag(f.name, value)
         return shlex.join(words)
+
+
+def slug(name: str) -> str:
+    """The folder of what has this name."""
+    plain = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "arm"
+    if len(plain) <= LONGEST_NAME:
+        return plain
+    return f"{plain[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def read_arms(texts: tuple[str, ...]) -> tuple[Arm, ...]:

@@ -8,12 +8,10 @@ results but for times. The same call with more seeds adds them.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, Protocol
 
 from filelock import FileLock, Timeout
@@ -30,6 +28,7 @@ from langevin.studies.sharing import divide, spelled_out
 from langevin.studies.work import Job, finished, read_json, tidied, work, write_json
 from langevin.studies.workers import Began, Ended, Tick, Workers
 from langevin.tasks import TASKS
+from langevin.training.signals import heeding_signals
 
 On = Literal["local", "ray"]
 
@@ -84,7 +83,7 @@ def compare(
         about = settle(plan, folder, about)
         if shared:
             display.say(f"up to {at_once} runs at a time share the GPU")
-        with _interruptible(), crew(workers, plan, device, on, hired) as chosen:
+        with heeding_signals(_interrupt), crew(workers, plan, device, on, hired) as chosen:
             try:
                 _make(plan, folder, shared, chosen, display)
             finally:
@@ -226,19 +225,6 @@ def _alone(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
+def _interrupt(number: int) -> None:
     """SIGTERM is as good as an interruption from the keyboard."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    raise KeyboardInterrupt
