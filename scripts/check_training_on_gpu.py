@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from langevin.runs import load, quiet_transformers, train
+from langevin.runs import load, train
 from langevin.settings import TrainConfig
 from langevin.studies.plan import Plan, read_arms
 from langevin.studies.runner import compare
@@ -57,7 +57,6 @@ def sharing_changes_nothing(folder: Path, tell: Callable[[str, bool, object], No
 
 
 def main() -> int:
-    quiet_transformers()
     failed = 0
 
     def tell(what: str, good: bool, found: object) -> None:

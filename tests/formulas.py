@@ -81,7 +81,7 @@ def sima(config, p, q, keys, queries, distances, depth):
     return weights * (keys.shape[1] if config.scale == "n" else 1)
 
 
-def visible(i, length, *, causal, window=None, real=None, documents=None):
+def visible(i, length, *, causal, window=None, real=None, documents=None, mask=None):
     """The positions query i sees."""
     return [
         j
@@ -90,10 +90,11 @@ def visible(i, length, *, causal, window=None, real=None, documents=None):
         and (window is None or abs(i - j) < window)
         and (real is None or bool(real[j]))
         and (documents is None or documents[j] == documents[i])
+        and (mask is None or bool(mask[i, j]))
     ]
 
 
-def attention(config, p, q, k, v, *, causal, window=None, real=None, documents=None, depth=4):
+def attention(config, p, q, k, v, *, causal, window=None, depth=4, **masks):
     """Mixed values (B, H, L, D) and weights (B, H, L, L) of full-length q, k, v."""
     B, H, L, _ = q.shape
     groups = H // k.shape[1]
@@ -101,11 +102,8 @@ def attention(config, p, q, k, v, *, causal, window=None, real=None, documents=N
     outs, rows = [], []
     for b in range(B):
         for i in range(L):
-            masks = {
-                "real": None if real is None else real[b],
-                "documents": None if documents is None else documents[b],
-            }
-            J = visible(i, L, causal=causal, window=window, **masks)
+            own = {name: x[b] for name, x in masks.items() if x is not None}
+            J = visible(i, L, causal=causal, window=window, **own)
             row = q.new_zeros(H, L)
             if J:
                 distances = torch.tensor([float(i - j) for j in J], dtype=q.dtype)
@@ -133,25 +131,26 @@ def wrapped(wrappers, scalars, y):
 
 
 def attention_module(module, x, **view):
-    """What a `langevin.mixers.Attention` must give, from its weights alone."""
+    """What a `langevin.models.attention.Attention` must give, from its weights alone."""
     B, L, _ = x.shape
 
     def project(weight, heads):
         return (x @ weight.T).reshape(B, L, heads, -1).transpose(1, 2)
 
-    q = project(module.q.weight, module.heads)
-    k = project(module.k.weight, module.kv_heads)
-    v = project(module.v.weight, module.kv_heads)
+    q = project(module.q_proj.weight, module.heads)
+    k = project(module.k_proj.weight, module.kv_heads)
+    v = project(module.v_proj.weight, module.kv_heads)
     p = dict(module.mixer.scalars.named_parameters())
     depth = module.mixer.geometry.depth
     y, _ = attention(module.spec.mixer, p, q, k, v, window=module.window, depth=depth, **view)
     scalars = [dict(s.named_parameters()) for s in module.mixer.wrappers.scalars]
     y = wrapped(module.spec.wrappers, scalars, y)
-    return y.transpose(1, 2).reshape(B, L, -1) @ module.out.weight.T + module.out.bias
+    return y.transpose(1, 2).reshape(B, L, -1) @ module.o_proj.weight.T + module.o_proj.bias
 
 
 def neighbor_module(module, x, *, causal, real=None, documents=None):
-    """What a NeighborMixer must give, token by token."""
+    """What a module of a NeighborMixer must give, token by token."""
+    module = module.mixer
     config = module.config
     B, L, W = x.shape
     outs = []

@@ -11,8 +11,8 @@ from langevin.mixers import SoftmaxMechanism, register
 class Tempered(SoftmaxMechanism):
     power: float = 0.25
 
-    def sharpness(self, q, k, view, p, geometry):
-        return view.log_visible(q.dtype).exp() ** self.power * geometry.sharpness
+    def scale(self, x):
+        return x.view.log_visible(x.q_BHQD.dtype).exp() ** self.power * x.geometry.scale
 
 
 @formula("tempered")

@@ -5,10 +5,12 @@ Nothing heavy is imported until it is used: `import langevin` does not import to
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _WHERE = {
     "attend": "langevin.mixers",
@@ -43,3 +45,33 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _AutoClasses:
+    """Lets transformers' auto classes know our models, whichever is imported first: when the module of
+    theirs is loaded, ours that registers with it follows."""
+
+    ours = {  # noqa: RUF012
+        "transformers.models.auto.configuration_auto": "langevin.models.config",
+        "transformers.models.auto.modeling_auto": "langevin.models.backbone",
+    }
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name in cls.ours else None
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_register(module: Any) -> None:
+            load(module)
+            import_module(cls.ours[name])
+
+        spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, _AutoClasses)
+for _name, _module in _AutoClasses.ours.items():
+    if _name in sys.modules:
+        import_module(_module)

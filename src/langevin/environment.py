@@ -6,6 +6,9 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,12 @@ def environment(device: str) -> dict[str, Any]:
     }
 
 
+def session(device: str, step: int, data: dict[str, Any]) -> dict[str, Any]:
+    """What a run writes down each time it begins or goes on, from a step, with the manifest of its data."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {**environment(device), "host": platform.node(), "started": now, "step": step, "data": data}
+
+
 def pick_device(name: str) -> str:
     """The device of this name, which must be here; auto: a GPU where there is one."""
     import torch
@@ -48,6 +57,20 @@ def pick_device(name: str) -> str:
     if index and int(index) >= torch.cuda.device_count():
         raise UsageError(f"there is no {name}: {torch.cuda.device_count()} are here", "Use --device cuda.")
     return name
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """No bars of transformers between our own lines."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def can_compile(device: str) -> bool:

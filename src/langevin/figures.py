@@ -79,7 +79,9 @@ def attention(runs: list[Run], text: str | None, layer: int, head: int) -> Figur
             start = run.task.prepare(run.config).tokens("test")[: min(TOKENS_SHOWN, run.config.context)]
             ids = torch.from_numpy(start.astype("int64"))[None]
         else:
-            ids = torch.tensor([encode_prompt(run.tokenizer, text)[: run.config.context]])
+            ids = torch.tensor(
+                [encode_prompt(run.tokenizer, text, run.environment["data"])[: run.config.context]]
+            )
         with torch.no_grad():
             weights = run.model(ids, output_attentions=True, use_cache=False).attentions
         if not (0 <= layer < len(weights) and 0 <= head < weights[0].shape[1]):

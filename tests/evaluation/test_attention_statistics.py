@@ -15,7 +15,7 @@ import langevin
 from langevin.errors import UsageError, WorkError
 from langevin.evaluation.attention import RADII, SHARES, attention_statistics, learned_scalars
 from langevin.mixers import View, build
-from langevin.mixers.attention import QKV
+from langevin.models.attention import QKV
 
 L = 40
 

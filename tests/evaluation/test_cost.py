@@ -43,8 +43,10 @@ def test_fewer_key_heads_keep_less():
     assert cost.state_bytes(model(num_key_value_heads=1), CONTEXT) == LAYERS * CONTEXT * WIDTH * 4
 
 
-def test_neighbour_diffusion_keeps_its_inputs_only():
-    assert cost.state_bytes(model("neighbor"), CONTEXT) == LAYERS * CONTEXT * WIDTH * 4
+def test_a_state_of_constant_size_is_counted_as_it_is():
+    for context in (10, CONTEXT):
+        assert cost.state_bytes(model("neighbor(iters=3)"), context) == LAYERS * 3 * WIDTH * 4
+        assert cost.state_bytes(model("sima"), context) == LAYERS * 2 * (8 * 8 + 8 + 8) * 4
 
 
 @pytest.mark.parametrize("mixer", ["softmax", "ssmax", "heat", "sigmoid", "sima", "neighbor"])
@@ -65,8 +67,9 @@ def test_decoding_takes_the_time_of_one_token_through_the_cache(monkeypatch):
         return whole(input_ids, **options)
 
     monkeypatch.setattr(m, "forward", seen)
-    cost.decode_ms(m, CONTEXT, steps=5)
-    assert lengths == [CONTEXT - 5 - cost.WARMUP, *[1] * (5 + cost.WARMUP)]
+    times = cost.decode_times(m, batch=2, prompt=7, steps=5)
+    assert len(times) == 5
+    assert lengths == [7, *[1] * (5 + cost.WARMUP)]
 
 
 def test_peak_memory_is_known_on_cuda_only():

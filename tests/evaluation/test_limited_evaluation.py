@@ -22,7 +22,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_a_limit_scores_so_many_tokens_less_the_first(run):
-    assert evaluate(run, resamples=20, limit=100)["tokens"] == 99
+    assert evaluate(run, resamples=20, limit=100)[0]["tokens"] == 99
 
 
 def test_a_limit_beyond_the_text_changes_nothing(run):
@@ -30,12 +30,12 @@ def test_a_limit_beyond_the_text_changes_nothing(run):
 
 
 def test_bits_are_per_character_and_byte_of_the_text_that_is_scored(run):
-    found = evaluate(run, resamples=20, limit=150)["likelihood"]
+    found = evaluate(run, resamples=20, limit=150)[0]["likelihood"]
     per_token, per_byte = found["bits_per_token"]["value"], found["bits_per_byte"]["value"]
     assert per_byte == pytest.approx(per_token, rel=0.03)  # a byte a token, an end of text among them
     assert found["bits_per_character"]["value"] > per_byte  # ö is two bytes
 
 
 def test_attention_statistics_can_be_left_out(run):
-    assert evaluate(run, resamples=20, limit=100, attention=False)["attention"] == []
-    assert evaluate(run, resamples=20, limit=100)["attention"] != []
+    assert evaluate(run, resamples=20, limit=100, attention=False)[0]["attention"] == []
+    assert evaluate(run, resamples=20, limit=100)[0]["attention"] != []

@@ -12,8 +12,8 @@ import torch
 import formulas
 from langevin import mixers
 from langevin.errors import UsageError
-from langevin.mixers import Geometry, View, alibi
-from langevin.mixers.attention import QKV
+from langevin.mixers import Geometry, Inputs, View, alibi
+from langevin.models.attention import QKV
 
 SPECS = [
     "softmax",
@@ -57,13 +57,13 @@ def expected(module: Any, x: torch.Tensor, **view: Any) -> torch.Tensor:
     def project(layer: Any, heads: int) -> torch.Tensor:
         return (x @ layer.weight.T).reshape(B, L, heads, -1).transpose(1, 2)
 
-    q, k, v = project(module.q, H), project(module.k, 2), project(module.v, 2)
+    q, k, v = project(module.q_proj, H), project(module.k_proj, 2), project(module.v_proj, 2)
     p = dict(module.mixer.scalars.named_parameters())
     _, w = formulas.attention(module.spec.mixer, p, q, k, v, window=module.window, depth=7, **view)
     y = reweighted(module.spec, w, H) @ v.repeat_interleave(H // 2, 1)
     scalars = [dict(s.named_parameters()) for s in module.mixer.wrappers.scalars]
     y = formulas.wrapped(module.spec.wrappers, scalars, y)
-    return y.transpose(1, 2).reshape(B, L, -1) @ module.out.weight.T + module.out.bias
+    return y.transpose(1, 2).reshape(B, L, -1) @ module.o_proj.weight.T + module.o_proj.bias
 
 
 def make(spec: str, causal: bool, **options: Any) -> Any:
@@ -150,7 +150,7 @@ def mix(spec: str, x: torch.Tensor, last: int | None = None) -> torch.Tensor:
     geometry = Geometry(q.shape[1], q.shape[3], k.shape[1], alibi=True)
     view = View.of(q.shape[2], k.shape[2], causal=True)
     with torch.no_grad():
-        out: torch.Tensor = QKV(mixers.parse(spec), geometry)(q, k, v, view)
+        out: torch.Tensor = QKV(mixers.parse(spec), geometry)(q, k, v, view)[0]
     return out
 
 
@@ -161,7 +161,7 @@ def exactly(spec: str, x: torch.Tensor, last: int | None = None) -> torch.Tensor
     geometry = Geometry(q.shape[1], q.shape[3], k.shape[1], alibi=True)
     view = View.of(q.shape[2], k.shape[2], causal=True)
     with torch.no_grad():
-        out: torch.Tensor = QKV(mixers.parse(spec), geometry).double().reference(q, k, v, view)[0]
+        out: torch.Tensor = QKV(mixers.parse(spec), geometry).double()(q, k, v, view, weights=True)[0]
     return out
 
 
@@ -194,17 +194,15 @@ def sum_by_rows(spec: str, x: torch.Tensor, last: int | None) -> torch.Tensor:
     q = q if last is None else q[:, :, -last:]
     parsed, heads = mixers.parse(spec), q.shape[1]
     view = View.of(q.shape[2], k.shape[2], causal=True)
-    i = torch.arange(view.keys)
     m = torch.tensor(PUBLISHED[heads])[:, None, None]
-    bias = (-m * (i[view.offset :, None] - i)).to(x.dtype)
+    bias = (-m * (view.distance())).to(x.dtype)
     geometry = Geometry(heads, q.shape[3], heads)
     with torch.no_grad():
-        p = QKV(parsed, geometry).scalars.as_dict()
+        inputs = Inputs(q, k, v, view, QKV(parsed, geometry).scalars(), geometry)
         if parsed.mixer.name == "sigmoid":
-            tau, offset = geometry.sharpness, parsed.mixer.row_bias(view, p, q.dtype)[..., None]
+            tau, offset = geometry.scale, parsed.mixer.row_bias(inputs)[..., None]
         else:
-            tau = parsed.mixer.sharpness(q, k, view, p, geometry)
-            kappa = parsed.mixer.key_offset(k)
+            tau, kappa = parsed.mixer.scale(inputs), parsed.mixer.key_offset(inputs)
             offset = 0.0 if kappa is None else kappa.to(x.dtype).transpose(-1, -2) * tau
         z = ((q * tau).to(x.dtype) @ k.transpose(-1, -2) + offset).to(x.dtype) + bias
         if parsed.mixer.name == "sigmoid":

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import langevin
-from langevin.mixers import View
 
 SPECS = [
     "softmax",
@@ -116,43 +115,3 @@ def test_parameters_take_the_place_of_initial_values_and_get_gradients():
     torch.testing.assert_close(out, langevin.attend(q, k, v, "ssmax(s=0.43)", causal=True))
     (grad,) = torch.autograd.grad(out.sum(), s)
     assert grad.abs().min() > 0
-
-
-def test_the_number_of_visible_keys_comes_from_the_view():
-    real = torch.tensor([[False, True, True, True], [True, True, True, False]])
-    view = View.of(4, 4, causal=True, key_padding_mask=real)
-    assert view.visible_BQ.tolist() == [[0, 1, 2, 3], [1, 2, 3, 3]]
-    view = View.of(4, 4, causal=True, documents=torch.tensor([[7, 7, 3, 3]]))
-    assert view.visible_BQ.tolist() == [[1, 2, 1, 2]]
-    assert View.of(4, 4, causal=True, window=2).visible_BQ.tolist() == [[1, 2, 2, 2]]
-    assert View.of(4, 4, causal=False, window=2).visible_BQ.tolist() == [[2, 3, 3, 2]]
-    assert View.of(1, 9, causal=True).visible_BQ.tolist() == [[9]]
-    assert View.of(3, 3, causal=False, key_padding_mask=real[:, :3]).visible_BQ.tolist() == [
-        [2, 2, 2],
-        [3, 3, 3],
-    ]
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_view_is_recovered_from_its_dense_mask(causal):
-    real = torch.tensor([[False, False, True, True, True, True], [True] * 5 + [False]])
-    documents = torch.tensor([[0, 0, 0, 1, 1, 1], [4, 4, 2, 2, 2, 2]])
-    for options in (
-        {},
-        {"key_padding_mask": real},
-        {"documents": documents},
-        {"documents": documents, "key_padding_mask": real},
-        {"window": 2},
-    ):
-        view = View.of(6, 6, causal=causal, **options)
-        mask = view.mask_BQK.expand(2, -1, -1)
-        again = View.from_mask(mask, causal=causal)
-        assert torch.equal(again.mask_BQK, mask)
-        assert torch.equal(again.visible_BQ, view.visible_BQ.expand(2, -1))
-
-
-def test_a_mask_with_holes_is_refused():
-    mask = torch.ones(1, 4, 4, dtype=torch.bool)
-    mask[0, 2, 1] = False
-    with pytest.raises(ValueError, match="not an interval"):
-        View.from_mask(mask, causal=False)

@@ -6,6 +6,7 @@ import torch
 
 import formulas
 from langevin import mixers
+from langevin.models.attention import Attention
 
 SPECS = [
     *(spec for spec in mixers.examples() if "noise" not in spec),
@@ -42,7 +43,7 @@ def masks(view):
 
 
 def ours(module, x, view, implementation, real=None, documents=None):
-    is_attention = isinstance(module, mixers.Attention)
+    is_attention = isinstance(module, Attention)
     options = {"return_weights": True} if implementation == "reference" and is_attention else {}
 
     def call(x, **more):
@@ -69,9 +70,7 @@ def test_forward_and_gradients_equal_the_formula(spec, direction, view, implemen
             ours(module, torch.randn(B, L, W, dtype=torch.float64), view, implementation)
         return
     x = torch.randn(B, L, W, dtype=torch.float64, requires_grad=True)
-    formula = (
-        formulas.attention_module if isinstance(module, mixers.Attention) else formulas.neighbor_module
-    )
+    formula = formulas.attention_module if isinstance(module, Attention) else formulas.neighbor_module
     mask = masks(view)
     expected = formula(module, x, causal=causal, **mask)
     actual = ours(module, x, view, implementation, **mask)

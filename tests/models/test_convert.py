@@ -134,9 +134,8 @@ def test_beam_search_with_a_cache_equals_beam_search_without(family: str, spec: 
     assert close(cached.sequences_scores, whole.sequences_scores)
 
 
-@pytest.mark.parametrize("spec", ["softmax", "sima", "neighbor"])
-def test_drafts_that_are_cropped_from_the_cache_leave_no_trace(spec: str) -> None:
-    model, ids = tiny("llama", spec), tokens(1, 4).repeat(1, 3)
+def test_drafts_that_are_cropped_from_the_cache_leave_no_trace() -> None:
+    model, ids = tiny("llama", "ssmax"), tokens(1, 4).repeat(1, 3)
     drafted = generated(model, ids, prompt_lookup_num_tokens=3, eos_token_id=1)
     assert torch.equal(drafted.sequences, generated(model, ids, eos_token_id=1).sequences)
 
@@ -154,9 +153,7 @@ def test_a_copied_cache_of_a_prefix_continues_sima(make: Any) -> None:
         assert close(rest, model(ids, use_cache=False).logits[:, 6:])
 
 
-@pytest.mark.parametrize(
-    "spec", ["softmax", "ssmax", "heat(t='adaptive')", "heat(t=1.0, alpha=0.05)", "sigmoid"]
-)
+@pytest.mark.parametrize("spec", EVERY)
 @pytest.mark.parametrize("family", CAUSAL)
 def test_the_unused_slots_of_a_static_cache_are_not_seen(family: str, spec: str) -> None:
     model, ids = tiny(family, spec), tokens(2, 6)
@@ -184,7 +181,7 @@ def test_output_attentions_gives_the_weights_and_the_same_logits(family: str) ->
     eager = tiny(family, attn_implementation="eager")(**x, output_attentions=True).attentions
     model = tiny(family, "softmax")
     out = model(**x, output_attentions=True)
-    assert torch.equal(out.logits, model(**x).logits)
+    assert close(out.logits, model(**x).logits, 1e-5)
     assert len(out.attentions) == 2
     assert all(close(ours, theirs, 1e-5) for ours, theirs in zip(out.attentions, eager, strict=True))
     assert not model(**x).attentions

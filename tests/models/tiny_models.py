@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -63,6 +64,20 @@ def tiny(family: str, spec: str | None = None, seed: int = 0, **options: Any) ->
         langevin.convert(model, spec)
         shake(model)
     return model.eval()
+
+
+SMALL = {
+    **{"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 32},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1},
+}
+
+
+def built(name: str, **options: Any) -> Any:
+    """A transformers model by the name of its class, with weights that tell models apart."""
+    cls = getattr(transformers, name)
+    torch.manual_seed(0)
+    return shaken(cls(cls.config_class(**options)))
 
 
 def shake(model: Any) -> None:

@@ -85,9 +85,9 @@ def test_a_finished_comparison_is_only_read_again(made, monkeypatch):
 def test_runs_that_were_made_elsewhere_are_told(tmp_path):
     compare(plan(tmp_path, seeds=(0,)), tmp_path / "cmp", workers=0, quiet=True)
     for file in (tmp_path / "cmp").glob("*/seed-0/environment.json"):
-        file.write_text(json.dumps({**json.loads(file.read_text()), "torch": "1.0"}))
+        file.write_text(json.dumps([{**json.loads(file.read_text())[0], "torch": "1.0"}]))
     results = compare(plan(tmp_path, seeds=(0, 1)), tmp_path / "cmp", workers=0, quiet=True)
-    now = json.loads((tmp_path / "cmp" / "softmax" / "seed-1" / "environment.json").read_text())["torch"]
+    now = json.loads((tmp_path / "cmp" / "softmax" / "seed-1" / "environment.json").read_text())[0]["torch"]
     told = [s for s in results["not_controlled"] if "different conditions" in s]
     assert told == [f"Runs were made under different conditions: torch 1.0 and {now}."]
 

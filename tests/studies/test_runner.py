@@ -141,11 +141,11 @@ def test_hired_workers_serve_several_comparisons(tmp_path: Path) -> None:
 
 
 def test_one_folder_takes_one_comparison_at_a_time(tmp_path: Path) -> None:
-    from filelock import FileLock
+    from langevin.runs.folder import Lock
 
     one = plan(tmp_path, seeds=(0,))
     (tmp_path / "cmp").mkdir()
-    with FileLock(tmp_path / "cmp" / ".lock"), pytest.raises(UsageError, match="another comparison"):
+    with Lock(tmp_path / "cmp"), pytest.raises(UsageError, match="is being written by"):
         compare(one, tmp_path / "cmp", workers=0, quiet=True)
 
 

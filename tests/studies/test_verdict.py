@@ -10,7 +10,6 @@ from small_results import arm, results_of, run
 
 from langevin.errors import UsageError
 from langevin.studies.controls import not_controlled
-from langevin.studies.verdict import verdict
 
 BASE = [2.00, 2.10, 2.05, 1.95, 2.20, 2.15, 2.02, 2.08]
 

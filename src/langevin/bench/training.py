@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from langevin.bench.mixers import BASELINE
+from langevin.data import order
 from langevin.environment import environment, pick_device
 from langevin.errors import UsageError
 from langevin.evaluation.cost import PeakMemory
@@ -45,6 +46,12 @@ class RandomTokens:
     def tokens(self, split: str) -> np.ndarray:
         some = np.random.default_rng(0).integers(self.vocab_size, size=min(self.count, 2**20))
         return np.resize(some.astype(np.int32), self.count)
+
+    def rows(self, split: str, starts: np.ndarray, length: int, first: int | None = None) -> np.ndarray:
+        return self.tokens(split)[order.windows(self.count, starts, length)].astype(np.int64)
+
+    def scored(self, targets: torch.Tensor) -> None:
+        return None
 
     def device_tokens(self, split: str, device: torch.device, first: int) -> torch.Tensor:
         return torch.from_numpy(self.tokens(split)[:first]).to(device)

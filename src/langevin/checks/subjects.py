@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from langevin.errors import UsageError, unknown
 from langevin.mixers import Mechanism, Spec, attend, build, parse
-from langevin.mixers.attention import Cache
 from langevin.mixers.spec import MIXERS
 
 WIDTH, HEADS = 32, 4
@@ -164,8 +164,8 @@ class FunctionMixer(nn.Module):
         self.function, self.heads, self.causal = function, heads, causal
         self.project = nn.Linear(width, 3 * width, bias=False)
 
-    def new_cache(self) -> Cache:
-        return Cache()
+    def new_cache(self) -> Any:
+        return DynamicCache()
 
     def forward(
         self,
@@ -173,12 +173,12 @@ class FunctionMixer(nn.Module):
         *,
         key_padding_mask: Tensor | None = None,
         documents: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: Any = None,
     ) -> Tensor:
         B, L, _ = x_BLW.shape
         q, k, v = self.project(x_BLW).view(B, L, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         if cache is not None:
-            k, v = cache.append("k", k), cache.append("v", v)
+            k, v = cache.update(k, v, 0)
         options: dict[str, Any] = {"causal": self.causal}
         if key_padding_mask is not None:
             options["key_padding_mask"] = key_padding_mask

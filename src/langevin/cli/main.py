@@ -52,8 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"langevin {__version__}")
             return 0
         return int(_parse(arguments)())
-    except KeyboardInterrupt:
-        print("langevin: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"langevin: {str(error) or 'interrupted'}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from langevin.cli.tables import check_folder, console_for, print_rows, table_of, write_numbers
 from langevin.errors import UsageError
-from langevin.settings import check_count
+from langevin.settings import TrainConfig, check_count
 
 # What `bench` measures of a mixer when no spec is named, where that is not the bare name.
 BENCHED = {"heat": ["heat(t=0.28)", "heat(t='adaptive')", "heat(t=0.16, alpha=1.0)"]}
@@ -147,12 +148,13 @@ class Bench:
     """Measure time and peak memory of mixers, as ratios to plain softmax in the same run.
 
     mixers: the mixing alone, forward and backward, at several lengths. train: whole training steps.
+    generate: a token of the texts that langevin generate writes.
 
     Examples: langevin bench mixers ssmax "heat(t=0.28)" --lengths 1024 4096 --device cuda --compile ;
     langevin bench train ssmax sigmoid --layers 4 --width 256 --context 256 --batch 32 --vocab 50257
     """
 
-    what: tyro.conf.Positional[Literal["mixers", "train"]] = "mixers"
+    what: tyro.conf.Positional[Literal["mixers", "train", "generate"]] = "mixers"
     """What to measure."""
     specs: tyro.conf.Positional[tuple[str, ...]] = ()
     """Mixer specs; none: every mixer."""
@@ -171,18 +173,18 @@ class Bench:
     bidirectional: bool = False
     """mixers: measure without causality."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """mixers: the type of inputs and weights."""
+    """mixers, generate: the type of inputs and weights."""
     compile: bool = False
     """mixers: measure under torch.compile (train does it on a GPU)."""
 
     layers: int = 4
-    """train: layers of the model."""
+    """train, generate: layers of the model."""
     context: int = 256
-    """train: tokens a sequence."""
+    """train: tokens a sequence; generate: twice those of the prompt."""
     batch: int = 32
-    """train: sequences a step."""
+    """train: sequences a step; generate: texts at a time, beside one alone."""
     vocab: int = 256
-    """train: size of the vocabulary."""
+    """train, generate: size of the vocabulary."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """train: the optimiser."""
     positions: Literal["none", "learned", "sinusoidal", "rope", "alibi"] = "rope"
@@ -198,7 +200,8 @@ class Bench:
         for length in self.lengths:
             check_count("length", length)
         check_folder(self.json)
-        write_numbers({"mixers": self._mixers, "train": self._train}[self.what](), self.json)
+        measure = {"mixers": self._mixers, "train": self._train, "generate": self._generate}
+        write_numbers(measure[self.what](), self.json)
         return 0
 
     def _mixers(self) -> dict[str, Any]:
@@ -232,22 +235,44 @@ class Bench:
         )
         return result
 
+    def _settings(self) -> TrainConfig:
+        shared = [name for name in vars(self) if name in TrainConfig.__dataclass_fields__]
+        shared = [name for name in shared if name not in ("tokens", "compile")]  # they are of mixers
+        return TrainConfig(**{name: getattr(self, name) for name in shared})
+
+    def _generate(self) -> dict[str, Any]:
+        from langevin import mixers
+        from langevin.bench.decoding import bench_decoding
+
+        with console_for(stderr=True).status("measuring") as status:
+            result = bench_decoding(
+                list(self.specs) or mixers.names(),
+                self._settings(),
+                vocab=self.vocab,
+                batches=tuple(dict.fromkeys((1, self.batch))),
+                dtype=self.dtype,
+                rounds=self.repeats,
+                progress=status.update,
+            )
+        columns = ("texts", "ms/token", "± range", "× softmax", "bytes kept a text", "at twice the length")
+        table = table_of("decoding", "mixer", *columns)
+        for row in result["rows"]:
+            table.add_row(
+                row["mixer"],
+                str(row["batch"]),
+                f"{row['ms_per_token']:.3f}",
+                f"{row['spread_ms']:.3f}",
+                f"{row['ratio']:.2f}",
+                *(f"{size:,}" for size in row["state_bytes"].values()),
+            )
+        console_for().print(table)
+        return result
+
     def _train(self) -> dict[str, Any]:
         from langevin import mixers
         from langevin.bench.training import bench_training
-        from langevin.settings import TrainConfig
 
-        config = TrainConfig(
-            layers=self.layers,
-            width=self.width,
-            heads=self.heads,
-            context=self.context,
-            batch=self.batch,
-            optimizer=self.optimizer,
-            positions=self.positions,
-            checkpointing=self.checkpointing,
-            device=self.device,
-        )
+        config = self._settings()
         specs = list(self.specs) or mixers.names()
         with console_for(stderr=True).status("measuring") as status:
             result = bench_training(
@@ -308,22 +333,31 @@ class Convert:
     """
 
     model: tyro.conf.Positional[str]
-    """A folder made by save_pretrained, or a name on the Hugging Face Hub."""
+    """A folder made by save_pretrained, a run, or a name on the Hugging Face Hub."""
     spec: tyro.conf.Positional[str]
     """The mixer, for example "heat(t='head')"."""
     out: Path
     """The folder to write."""
+    layers: str | None = None
+    """Only these layers, for example 0,2,5."""
 
     def __call__(self) -> int:
-        from langevin.mixers import parse
+        from langevin.models.pretrained import located
 
-        parse(self.spec)  # a wrong spec should not wait for the model to load
+        model = located(
+            self.model
+        )  # a wrong name should not wait for torch, nor a wrong spec for the model
         if self.out.exists() and any(self.out.iterdir()):
             raise UsageError(f"{self.out} is not empty", "Choose another --out, or empty it.")
+        if self.layers is not None and not re.fullmatch(r"\d+(,\d+)*", self.layers):
+            raise UsageError(f"--layers {self.layers} are not numbers of layers", "Write them as 0,2,5.")
+        layers = None if self.layers is None else [int(number) for number in self.layers.split(",")]
+        from langevin.mixers import parse
         from langevin.models.convert import convert, from_pretrained
 
+        parse(self.spec)
         with console_for(stderr=True).status(f"converting {self.model}"):
-            converted = convert(from_pretrained(self.model), self.spec)
+            converted = convert(from_pretrained(model), self.spec, layers=layers)
             converted.save_pretrained(self.out)
         print(f"{self.out}: {type(converted).__name__} with {parse(self.spec)}")
         print(

@@ -60,7 +60,7 @@ class Data:
             return 0
         if not self.names:
             raise UsageError("no data set was named", "See langevin data list.")
-        own = {} if self.text_column is None else {"text_column": self.text_column}
+        own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
         for name in self.names:
             corpus = data.prepare(name, tokenizer=self.tokenizer, **own)
             sizes = {
@@ -90,6 +90,9 @@ class WithSettings:
     def started(cls, arguments: list[str]) -> Any:
         """What stands before the flags are read: the defaults, or the file of --config."""
         file = flag(arguments, "--config")
+        if file is None and flag(arguments, "--resume") == "auto":  # a run goes on with its own settings
+            own = Path(flag(arguments, "--out") or "") / "config.yaml"
+            file = str(own) if flag(arguments, "--out") and own.is_file() else None
         if file is None:
             return cls.of(arguments, TrainConfig())
         if not file:
@@ -150,8 +153,8 @@ class Train(WithSettings):
     config: Path | None = None
     """A YAML file of settings, such as another run's config.yaml; flags on the command line go first."""
     resume: Literal["never", "auto"] = "never"
-    """auto: go on from the last whole checkpoint of the run folder, if there is one; a finished run goes on
-    when the budget is larger."""
+    """auto: go on from the last whole checkpoint of the run folder, if there is one, with its settings; a
+    finished run goes on when it is given a larger budget."""
     seeds: str | None = None
     """Several runs, 0-2 or 0,3,5, one after another."""
     dry_run: bool = False
@@ -306,6 +309,7 @@ class Generate:
                 run.tokenizer,
                 requests,
                 sampling,
+                data=run.environment["data"],
                 context=run.config.context,
                 batch=self.batch,
                 streamer=TextStreamer(run.tokenizer, skip_special_tokens=True) if streams else None,

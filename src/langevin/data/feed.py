@@ -53,7 +53,7 @@ class TokenFeed(Feed):
 
     def __init__(self, config: Any, corpus: Any, masked: bool, device: torch.device, share: Any) -> None:
         self.config, self.corpus, self.device, self.share = config, corpus, device, share
-        self.separator: int | None = corpus.separator if masked else None
+        self.masked = masked
         tokens = len(corpus.tokens("train"))
         self.count = min(tokens, config.train_tokens or tokens)
         self.rows = len(share(range(config.batch)))
@@ -65,9 +65,8 @@ class TokenFeed(Feed):
         # The first eval_tokens validation tokens in windows without overlap.
         valid = corpus.tokens("valid")
         windows = max(1, min(config.eval_tokens, len(valid) - 1) // config.context)
-        first = np.arange(windows) * config.context
-        places = order.windows(len(valid), first, config.context + 1)
-        looked_at = torch.from_numpy(valid[places].astype(np.int64)).to(device)
+        rows = corpus.rows("valid", np.arange(windows) * config.context, config.context + 1)
+        looked_at = torch.from_numpy(rows).to(device)
         self.held_out = [self._laid_out(part) for part in looked_at.split(config.batch)]
 
     def windows(self, step: int) -> np.ndarray:
@@ -83,8 +82,7 @@ class TokenFeed(Feed):
         if self.train is not None:
             self.starts.copy_(torch.from_numpy(starts), non_blocking=True)
         else:
-            where = order.windows(self.count, starts, self.config.context + 1)
-            rows = self.corpus.tokens("train")[where].astype(np.int64)
+            rows = self.corpus.rows("train", starts, self.config.context + 1, self.count)
             self.held_tokens.copy_(torch.from_numpy(rows), non_blocking=True)
 
     def batch(self) -> dict[str, Tensor]:
@@ -95,10 +93,9 @@ class TokenFeed(Feed):
 
     def _laid_out(self, tokens: Tensor) -> dict[str, Tensor]:
         """Tokens (B, L + 1), with positions that start anew at documents where these are told apart."""
-        if self.separator is None:
-            return {"tokens": tokens}
-        batch = {"tokens": tokens, "position_ids": self.corpus.position_ids(tokens)}
-        scored = self.corpus.scored(tokens)
+        batch, scored = {"tokens": tokens}, self.corpus.scored(tokens)
+        if self.masked:
+            batch["position_ids"] = self.corpus.position_ids(tokens)
         return batch if scored is None else {**batch, "scored": scored}
 
     def where(self, step: int) -> str:

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from langevin.errors import UsageError, WorkError
-from langevin.mixers.attention import QKV, Scalars, Wrappers
 from langevin.mixers.neighbor import NeighborMixer
+from langevin.mixers.scalars import Wrappers
+from langevin.models.attention import QKV
 
 SHARES = (0.5, 0.9, 0.95, 0.99)
 RADII = (5, 10, 20, 50, 100)
@@ -159,8 +160,7 @@ def learned_scalars(model: nn.Module) -> list[LearnedScalar]:
 def _wrapper_terms(wrappers: Wrappers) -> list[tuple[str, Tensor]]:
     terms = []
     for config, scalars in zip(wrappers.configs, wrappers.scalars, strict=True):
-        assert isinstance(scalars, Scalars)
-        found = config.learned(scalars.as_dict())
+        found = config.learned(scalars())
         terms += [(f"{config.name}.{name}", value) for name, value in found.items()]
     return terms
 

@@ -1,18 +1,17 @@
 """What a model costs to train, to keep and to decode with.
 
-Decoding is measured through the model's own cached forward, one sequence at a time, as `generate` calls it.
+Decoding is measured as `langevin generate` decodes, one sequence at a time.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from langevin.models.cost import flops_of
 
@@ -52,28 +51,32 @@ def state_bytes(model: Any, context: int) -> int:
     """Bytes of the cache after reading `context` tokens of one sequence."""
     tokens = torch.zeros((1, context), dtype=torch.long, device=model.device)
     cache = model(tokens, use_cache=True).past_key_values
-    held: dict[int, int] = {}
-    for tensor in _tensors(cache, set()):
-        place = tensor.untyped_storage().data_ptr()
-        held[place] = max(held.get(place, 0), tensor.numel() * tensor.element_size())
-    return sum(held.values())
+    kept = [
+        x
+        for layer in cache.layers
+        for x in (layer.keys, layer.values, *(getattr(layer, "state", None) or ()))
+    ]
+    return sum(x.untyped_storage().nbytes() for x in kept if x is not None)
 
 
-@torch.no_grad()
-def decode_ms(model: Any, context: int, steps: int = STEPS) -> float:
-    """Median milliseconds to read one more token, the last ones of a context, in a batch of one."""
-    steps = min(steps, context - 1)
-    warmup = min(WARMUP, context - 1 - steps)
-    tokens = torch.zeros((1, context), dtype=torch.long, device=model.device)
-    cache = model(tokens[:, : context - steps - warmup], use_cache=True).past_key_values
+def decode_times(model: Any, batch: int, prompt: int, steps: int = STEPS) -> list[float]:
+    """Seconds of each of the tokens that `langevin generate` writes after prompts of this length."""
+    from langevin.sampling.ar import Decoding, Sampling
+
+    sampling = Sampling(tokens=1 + WARMUP + steps, temperature=1.0)
+    decoding = Decoding(model, [[0] * prompt] * batch, sampling, list(range(batch)))
     times = []
-    for _ in range(warmup + steps):
-        _wait(model.device)
+    for _ in range(sampling.tokens):
         begin = time.perf_counter()
-        cache = model(tokens[:, :1], past_key_values=cache, use_cache=True).past_key_values
-        _wait(model.device)
+        decoding.next()  # the tokens are on the host when it returns
         times.append(time.perf_counter() - begin)
-    return 1000 * statistics.median(times[warmup:])
+    return times[1 + WARMUP :]
+
+
+def decode_ms(model: Any, context: int) -> float:
+    """Median milliseconds of a token towards the end of a context, in a batch of one."""
+    steps = min(STEPS, max(1, context - 1 - WARMUP))
+    return 1000 * statistics.median(decode_times(model, 1, max(1, context - WARMUP - steps), steps))
 
 
 def decode_ms_in_turns(models: dict[str, Any], context: int, rounds: int = 5) -> dict[str, float]:
@@ -100,28 +103,3 @@ class PeakMemory:
         if self.device.type != "cuda":
             return None
         return int(torch.cuda.max_memory_allocated(self.device)) - self.held
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Every tensor that an object holds, at any depth."""
-    if id(thing) in seen:
-        return
-    seen.add(id(thing))
-    if isinstance(thing, Tensor):
-        yield thing
-        return
-    if isinstance(thing, dict):
-        parts = list(thing.values())
-    elif isinstance(thing, list | tuple):
-        parts = list(thing)
-    else:
-        parts = list(vars(thing).values()) if hasattr(thing, "__dict__") else []
-        if isinstance(thing, type | torch.device | torch.dtype):
-            parts = []
-    for part in parts:
-        yield from _tensors(part, seen)

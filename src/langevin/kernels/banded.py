@@ -3,10 +3,10 @@
     w_ij = softmax_j( q_i·k_j - c_i (i - j)² - m_h |i - j| )      over the keys that i sees
 
 The logits q·k are unbounded, so no radius fixed in advance is safe. Here the band ends where the bound
-|q_i| max_j |k_j| - c_i (i - j)² guarantees that every further weight is zero in floating point: nothing
-is cut off. Blocks are visited outwards from the diagonal with a running maximum and sum, and a block of
-zero weights leaves both unchanged bit for bit, so the width of the band, which depends on all tokens,
-never shows in a result.
+|q_i| max_j |k_j| - c_i (i - j)², rounding included, guarantees that every further weight is zero in
+floating point: nothing is cut off. Blocks are visited outwards from the diagonal with a running maximum
+and sum, and a block of zero weights leaves both unchanged bit for bit, so the width of the band, which
+depends on all tokens, never shows in a result.
 
 B batch, H heads, N blocks of C positions, D head width.
 """
@@ -19,11 +19,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, library
+from torch import Tensor
 
+from langevin.kernels.operator import differentiable, operator
 from langevin.kernels.view import View, wide
 
 _C = 64
+# How much larger than |q| |k| a computed q·k may be: a GPU may round both to 11 bits (TF32).
+_ROUNDED = 1 + 2**-8
 
 
 def attention(
@@ -34,30 +37,42 @@ def attention(
     view: View,
     slopes_H: Tensor | None = None,
 ) -> Tensor:
-    """q carries the scale; k and v have as many heads as q; as many queries as keys."""
+    """q carries the scale; k and v have as many heads as q; as many queries as keys, in intervals.
+
+    A query that is padding mixes to zero: it may be far from all it sees, and would widen the band.
+    """
     dtype = wide(q_BHLD.dtype)
     q, k, v = (x.to(dtype) for x in (q_BHLD, k_BHLD, v_BHLD))
     penalty = penalty_BHL.to(dtype).expand(q.shape[:-1]).contiguous()
-    first, last = (x.contiguous() for x in view.bounds_BQ)
+    first, last = view.bounds_BQ
+    if view.real_BK is not None:
+        last = torch.where(view.real_BK, last, -1)
     slopes = None if slopes_H is None else slopes_H.to(dtype)
-    out, _, _ = _band(q, k, v, penalty, first, last, view.real_BK, slopes, view.causal)
+    masks = (first.contiguous(), last.contiguous(), view.real_BK, slopes)
+    out: Tensor = _mixing(q, k, v, penalty, masks, (view.causal,))[0]
     return out.to(q_BHLD.dtype)
 
 
-@library.custom_op("langevin::band", mutates_args=())
-def _band(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    penalty: Tensor,
-    first: Tensor,
-    last: Tensor,
-    real: Tensor | None,
-    slopes: Tensor | None,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor penalty, "
+    "Tensor first, Tensor last, Tensor? real, Tensor? slopes, bool causal"
+)
+
+
+@operator(
+    f"({_INPUTS}) -> (Tensor, Tensor, Tensor)",
+    lambda q, k, v, penalty, *_: (
+        v.new_empty(v.shape),
+        penalty.new_empty(penalty.shape),
+        torch.empty((), dtype=torch.int64),
+    ),
+)
+def _band(q: Tensor, k: Tensor, v: Tensor, penalty: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Output, log-sum-exp of each row, and the number of blocks the band reaches to each side."""
-    grid = _Grid(q, k, v, penalty, first, last, real, slopes)
+    if not q.numel():
+        return v.new_zeros(v.shape), penalty.new_zeros(penalty.shape), torch.tensor(0)
+    *bounds, causal = rest
+    grid = _Grid(q, k, v, penalty, *bounds)
     top = torch.full_like(grid.penalty, -math.inf)
     total = torch.zeros_like(grid.penalty)
     acc = torch.zeros_like(grid.q[..., :1]).expand(*grid.q.shape[:-1], v.shape[-1]).clone()
@@ -79,46 +94,30 @@ def _band(
         visit(shift)
     out = acc / total.clamp_min(torch.finfo(total.dtype).tiny)[..., None]
     lse = (top + total.log()).masked_fill(total == 0, math.inf)
-    return (
-        grid.ungrid(out),
-        lse.flatten(2)[..., : q.shape[2]].contiguous(),
-        torch.tensor(reach),
-    )
+    return grid.ungrid(out), lse.flatten(2)[..., : q.shape[2]].contiguous(), torch.tensor(reach)
 
 
-@_band.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    penalty: Tensor,
-    first: Tensor,
-    last: Tensor,
-    real: Tensor | None,
-    slopes: Tensor | None,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return v.new_empty(v.shape), penalty.new_empty(penalty.shape), torch.empty((), dtype=torch.int64)
-
-
-@library.custom_op("langevin::band_backward", mutates_args=())
+@operator(
+    f"(Tensor dout, Tensor out, Tensor lse, Tensor reach, {_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda dout, out, lse, reach, *inputs: tuple(x.new_empty(x.shape) for x in inputs[:4]),
+)
 def _band_backward(
     dout: Tensor,
     out: Tensor,
     lse: Tensor,
+    reach: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     penalty: Tensor,
-    first: Tensor,
-    last: Tensor,
-    real: Tensor | None,
-    slopes: Tensor | None,
-    causal: bool,
-    reach: Tensor,
+    *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """P = exp(S - lse), dS = P ⊙ (dO Vᵀ - rowsum(dO ⊙ O)), and the products of each with q, k, v."""
-    grid = _Grid(q, k, v, penalty, first, last, real, slopes)
+    if not q.numel():
+        dq, dk, dv, dpenalty = (x.new_zeros(x.shape) for x in (q, k, v, penalty))
+        return dq, dk, dv, dpenalty
+    *bounds, causal = rest
+    grid = _Grid(q, k, v, penalty, *bounds)
     do, delta = grid.blocks(dout), grid.blocks((dout * out).sum(-1, keepdim=True))
     row_lse = grid.blocks(lse[..., None], math.inf)
     dq, dk, dv = torch.zeros_like(grid.q), torch.zeros_like(grid.k), torch.zeros_like(grid.v)
@@ -135,38 +134,7 @@ def _band_backward(
     return grid.ungrid(dq), grid.ungrid(dk), grid.ungrid(dv), dpenalty
 
 
-@_band_backward.register_fake
-def _(
-    dout: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    penalty: Tensor,
-    first: Tensor,
-    last: Tensor,
-    real: Tensor | None,
-    slopes: Tensor | None,
-    causal: bool,
-    reach: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv, dpenalty = (x.new_empty(x.shape) for x in (q, k, v, penalty))
-    return dq, dk, dv, dpenalty
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, ctx.causal = inputs
-    ctx.save_for_backward(*output, *tensors)
-
-
-def _backward(ctx: Any, dout: Tensor, _lse: Tensor, _reach: Tensor) -> tuple[Tensor | None, ...]:
-    out, lse, reach, *inputs = ctx.saved_tensors
-    grads = _band_backward(dout.contiguous(), out, lse, *inputs, ctx.causal, reach)
-    return (*grads, None, None, None, None, None)
-
-
-_band.register_autograd(_backward, setup_context=_save)
+_mixing = differentiable(_band, _band_backward)
 
 
 def _outwards(reach: int, causal: bool) -> Iterator[int]:
@@ -235,8 +203,8 @@ class _Grid:
         """Blocks to each side beyond which every weight underflows to zero."""
         farthest = self.N - 1
         underflow = -math.log(torch.finfo(top.dtype).smallest_normal) + 40  # past subnormals
-        bound = self.q.norm(dim=-1) * self.k.norm(dim=-1).amax() - top + underflow
-        radius = (bound / self.penalty).sqrt()
+        largest = self.q.norm(dim=-1) * self.k.norm(dim=-1).amax() * _ROUNDED
+        radius = ((largest - top + underflow) / self.penalty).sqrt()
         radius = radius.masked_fill((self.last < self.first)[..., 0], 0.0)
         widest = float(radius.amax())
         if not math.isfinite(widest):

@@ -5,6 +5,8 @@
 Inside a chunk the C×C scores are formed; between chunks a D×D state is carried. Documents reset the
 state by a 0/1 factor and never by subtracting prefix sums, so not even a rounding error crosses a
 document's border.
+
+B batch, H heads, L tokens in N chunks of C, Q queries, K keys, D head width.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from langevin.kernels import pointwise
 from langevin.kernels.view import View
 
 _CHUNK = 128
-_ROWS = 256
 
 
 def causal(
@@ -43,31 +45,26 @@ def causal(
 
 def within_documents(q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, view: View) -> Tensor:
     """Σ_j (q_i·k_j) v_j over all j of the document of i, before and after it."""
-    assert view.ends_BK is not None
+    assert view.ends_BQ is not None
     q, k, v = (x.flip(-2) for x in (q_BHLD, k_BHLD, v_BHLD))
-    starts = view.keys - 1 - view.ends_BK.flip(-1)
+    starts = view.keys - 1 - view.ends_BQ.flip(-1)
     after = causal(q, k, v, starts, strict=True).flip(-2)
-    return causal(q_BHLD, k_BHLD, v_BHLD, view.starts_BK) + after
+    return causal(q_BHLD, k_BHLD, v_BHLD, view.starts_BQ) + after
 
 
 def visible_sum(x_BHKD: Tensor, view: View) -> Tensor:
     """Σ of x_j over the keys each query sees; (B, H, Q or 1, D). Padding in x is zero already."""
-    free = view.window is None and view.interval is None
-    if free and not view.causal and view.starts_BK is None:
+    if view.free and not view.causal and view.starts_BQ is None:
         return x_BHKD.sum(-2, keepdim=True)
-    if free and view.queries == view.keys:
-        summed = running_sum(x_BHKD, view.starts_BK)
-        if view.causal or view.ends_BK is None:
+    if view.free and view.whole:
+        summed = running_sum(x_BHKD, view.starts_BQ)
+        if view.ends_BQ is None:
             return summed
-        last = view.ends_BK[:, None, :, None].expand_as(summed)
+        last = view.ends_BQ[:, None, :, None].expand_as(summed)
         return summed.gather(2, last)
-    parts = []
-    for start in range(0, view.queries, _ROWS):
-        stop = min(start + _ROWS, view.queries)
-        low, high = view.reach(start, stop)
-        mask = view.mask(start, stop, low, high)
-        parts.append(mask.to(x_BHKD.dtype) @ x_BHKD[..., low:high, :])
-    return torch.cat(parts, -2)
+    none = x_BHKD[..., :1].detach() * 0  # a weight of 1 for every visible key
+    q = none[..., :1, :].expand(-1, -1, view.queries, -1)
+    return pointwise.attention(q, none, x_BHKD, torch.ones_like(q[..., 0]), view, sigmoid=False)
 
 
 def running_sum(x_BHLD: Tensor, starts_BL: Tensor | None) -> Tensor:
@@ -86,15 +83,24 @@ def running_sum(x_BHLD: Tensor, starts_BL: Tensor | None) -> Tensor:
 
 
 def _chunked(x_BHLD: Tensor) -> Tensor:
-    """(B, H, L, D) -> (B, H, chunks, C, D), zeros at the end."""
-    B, H, L, D = x_BHLD.shape
-    C = min(_CHUNK, L)
-    padded = F.pad(x_BHLD, (0, 0, 0, -L % C)) if L % C else x_BHLD
-    return padded.reshape(B, H, -1, C, D)
+    """(B, H, L, D) -> (B, H, N, C, D), zeros at the end."""
+    L = x_BHLD.shape[-2]
+    C = _chunk(L)
+    if torch.compiler.is_exporting():  # where nothing may depend on what divides L
+        n, c = (torch.arange(size, device=x_BHLD.device) for size in (L // C + 3, C))
+        return F.pad(x_BHLD, (0, 0, 0, 3 * C))[:, :, n[:, None] * C + c]
+    return (F.pad(x_BHLD, (0, 0, 0, -L % C)) if L % C else x_BHLD).unflatten(-2, (-(-L // C), C))
+
+
+def _chunk(length: int) -> int:
+    return _CHUNK if torch.compiler.is_exporting() or length >= _CHUNK else max(1, length)
 
 
 def _unchunked(x_BHNCD: Tensor, length: int) -> Tensor:
-    return x_BHNCD.flatten(2, 3)[..., :length, :]
+    if torch.compiler.is_exporting():
+        i, C = torch.arange(length, device=x_BHNCD.device), x_BHNCD.shape[3]
+        return x_BHNCD[:, :, i // C, i % C]
+    return x_BHNCD.flatten(2, 3)[:, :, :length]
 
 
 def _document_masks(
@@ -103,13 +109,11 @@ def _document_masks(
     """inside (.., C, C): i sees j of its chunk; before (.., C, 1): i sees the state carried into its
     chunk; tail (.., C, 1): j belongs to the document its chunk ends with; links (B, 1, N, N): chunk m
     ends with the document that the chunk before n ends with."""
-    C = min(_CHUNK, length)
+    C = _chunk(length)
     lower = torch.ones(C, C, dtype=torch.bool, device=device).tril()
     if starts_BL is None:
         return lower, None, None, None
-    # Padding of the last chunk joins the last document; its keys are zero.
-    ids = torch.cat([starts_BL, starts_BL[:, -1:].expand(-1, -length % C)], 1)
-    ids = ids.reshape(ids.shape[0], 1, -1, C)
+    ids = _chunked(starts_BL[:, None, :, None])[..., 0]
     last = ids[..., -1]
     inside = lower & (ids[..., :, None] == ids[..., None, :])
     previous = F.pad(last[..., :-1], (1, 0), value=-1)
@@ -125,6 +129,6 @@ def _carry(states_BHNxy: Tensor, links_B1NN: Tensor | None) -> Tensor:
     """The sum of the states of earlier chunks (of the same document)."""
     if links_B1NN is None:
         summed = states_BHNxy.cumsum(2)
-        return F.pad(summed[:, :, :-1], (0, 0, 0, 0, 1, 0))
+        return F.pad(summed, (0, 0, 0, 0, 1, 0))[:, :, :-1]
     flat = links_B1NN.to(states_BHNxy.dtype) @ states_BHNxy.flatten(-2)
     return flat.unflatten(-1, states_BHNxy.shape[-2:])

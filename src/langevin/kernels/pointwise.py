@@ -6,15 +6,19 @@
 Queries are taken in blocks and the backward pass computes the weights again, so at most one block of
 weights exists at a time. With P = f(S):  dV = Pᵀ dO,  dS = (dO Vᵀ) ⊙ f'(S),  dQ = dS K,  dK = dSᵀ Q,
 db_i = Σ_j dS_ij.
+
+B batch, H heads, Q queries, K keys, D head width.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from langevin.kernels.operator import differentiable, operator
 from langevin.kernels.view import View, wide
 
 # Elements of one block of weights: small enough for the CPU's caches and memory, large enough to
@@ -38,14 +42,19 @@ def attention(
     if q_BHQD.device.type == "cpu":  # half precision is emulated there: slower and less exact
         q_BHQD, k_BHKD, v_BHKD = (x.to(wide(dtype)) for x in (q_BHQD, k_BHKD, v_BHKD))
     slopes = None if slopes_H is None else slopes_H.to(bias.dtype)
-    return _Pointwise.apply(q_BHQD, k_BHKD, v_BHKD, bias, slopes, view, sigmoid).to(dtype)
+    if view.queries == 1 or torch.compiler.is_exporting():  # an exported graph runs where we are not
+        p = _weights(q_BHQD, k_BHKD, bias, slopes, sigmoid, view, (0, view.queries, 0, view.keys))
+        return (p.to(v_BHKD.dtype) @ v_BHKD).to(dtype)
+    masks, flags = view.parts
+    out: Tensor = _mixing(q_BHQD, k_BHKD, v_BHKD, bias, (slopes, *masks), (*flags, sigmoid))
+    return out.to(dtype)
 
 
 def _blocks(q_BHQD: Tensor, view: View) -> list[tuple[int, int, int, int]]:
     """Queries [start, stop) and the keys [low, high) they may see, a block of weights at a time."""
     budget = _BLOCK_ELEMENTS.get(q_BHQD.device.type, 2**24)
     width = view.keys if view.window is None else min(view.keys, 2 * view.window)
-    rows = max(_LEAST_ROWS, budget // (q_BHQD.shape[0] * q_BHQD.shape[1] * width))
+    rows = max(_LEAST_ROWS, budget // max(1, q_BHQD.shape[0] * q_BHQD.shape[1] * width))
     starts = range(0, view.queries, rows)
     stops = [min(start + rows, view.queries) for start in starts]
     return [(i, j, *view.reach(i, j)) for i, j in zip(starts, stops, strict=True)]
@@ -56,65 +65,67 @@ def _weights(
     k: Tensor,
     bias: Tensor,
     slopes: Tensor | None,
+    sigmoid: bool,
     view: View,
     block: tuple[int, int, int, int],
-    sigmoid: bool,
-) -> tuple[Tensor, Tensor]:
-    """The weights of a block and its mask."""
+) -> Tensor:
+    """The weights of a block, made in place."""
     i, j, low, high = block
-    mask = view.mask(i, j, low, high)
     p = (q[..., i:j, :] @ k[..., low:high, :].transpose(-1, -2)).to(bias.dtype).add_(bias[..., i:j, None])
     if slopes is not None:
-        rows = torch.arange(view.offset + i, view.offset + j, device=p.device)
-        distance = (rows[:, None] - torch.arange(low, high, device=p.device)).abs()
-        p.sub_(slopes[:, None, None] * distance)
-    if sigmoid:
-        p.sigmoid_()
-    return p.masked_fill_(~mask, 0.0), mask
+        p.sub_(slopes[:, None, None] * view.distance(*block).abs())
+    p.masked_fill_(~view.mask(*block), -math.inf if sigmoid else 0.0)
+    return p.sigmoid_() if sigmoid else p
 
 
-class _Pointwise(torch.autograd.Function):
+_INPUTS = f"Tensor q, Tensor k, Tensor v, Tensor bias, Tensor? slopes, {View.SCHEMA}, bool sigmoid"
+
+
+@operator(f"({_INPUTS}) -> Tensor", lambda q, k, v, *_: v.new_empty(*q.shape[:-1], v.shape[-1]))
+def _pointwise(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slopes: Tensor | None, *rest: Any) -> Tensor:
     """Results are written into tensors made beforehand and blocks are changed in place: small results
     kept between large temporary blocks would pin the memory of all of them."""
+    *parts, sigmoid = rest
+    view = View.joined(q, k, *parts)
+    out = v.new_empty(*q.shape[:-1], v.shape[-1])
+    for i, j, low, high in _blocks(q, view):
+        p = _weights(q, k, bias, slopes, sigmoid, view, (i, j, low, high))
+        out[..., i:j, :] = p.to(v.dtype) @ v[..., low:high, :]
+    return out
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor,
-        slopes: Tensor | None,
-        view: View,
-        sigmoid: bool,
-    ) -> Tensor:
-        ctx.save_for_backward(q, k, v, bias, slopes)
-        ctx.view, ctx.sigmoid = view, sigmoid
-        out = v.new_empty(*q.shape[:-1], v.shape[-1])
-        for i, j, low, high in _blocks(q, view):
-            p, _ = _weights(q, k, bias, slopes, view, (i, j, low, high), sigmoid)
-            out[..., i:j, :] = p.to(v.dtype) @ v[..., low:high, :]
-        return out
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (dout,) = grads
-        q, k, v, bias, slopes = ctx.saved_tensors
-        view, sigmoid = ctx.view, ctx.sigmoid
-        dq, dbias = torch.empty_like(q), bias.new_empty(bias.shape)
-        dk = torch.zeros_like(k, dtype=bias.dtype)
-        dv = torch.zeros_like(v, dtype=bias.dtype)
-        for i, j, low, high in _blocks(q, view):
-            q_rows, k_columns, do_rows = q[..., i:j, :], k[..., low:high, :], dout[..., i:j, :]
-            p, mask = _weights(q, k, bias, slopes, view, (i, j, low, high), sigmoid)
-            dv[..., low:high, :] += p.to(v.dtype).transpose(-1, -2) @ do_rows
-            ds = (do_rows @ v[..., low:high, :].transpose(-1, -2)).to(bias.dtype)
-            if sigmoid:
-                ds.mul_(p).mul_(p.neg_().add_(1))
-            else:
-                ds.masked_fill_(~mask, 0.0)
-            dbias[..., i:j] = ds.sum(-1)
-            ds = ds.to(q.dtype)
-            dq[..., i:j, :] = ds @ k_columns
-            dk[..., low:high, :] += ds.transpose(-1, -2) @ q_rows
-        return dq, dk.to(k.dtype), dv.to(v.dtype), dbias, None, None, None
+@operator(
+    f"(Tensor dout, {_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda dout, q, k, v, bias, *_: tuple(x.new_empty(x.shape) for x in (q, k, v, bias)),
+)
+def _pointwise_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    slopes: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *parts, sigmoid = rest
+    view = View.joined(q, k, *parts)
+    dq, dbias = q.new_empty(q.shape), bias.new_empty(bias.shape)
+    dk, dv = k.new_zeros(k.shape, dtype=bias.dtype), v.new_zeros(v.shape, dtype=bias.dtype)
+    for block in _blocks(q, view):
+        i, j, low, high = block
+        q_rows, k_columns, do_rows = q[..., i:j, :], k[..., low:high, :], dout[..., i:j, :]
+        p = _weights(q, k, bias, slopes, sigmoid, view, block)
+        dv[..., low:high, :] += p.to(v.dtype).transpose(-1, -2) @ do_rows
+        ds = (do_rows @ v[..., low:high, :].transpose(-1, -2)).to(bias.dtype)
+        if sigmoid:
+            ds.mul_(p).mul_(p.neg_().add_(1))
+        else:
+            ds.masked_fill_(~view.mask(*block), 0.0)
+        dbias[..., i:j] = ds.sum(-1)
+        ds = ds.to(q.dtype)
+        dq[..., i:j, :] = ds @ k_columns
+        dk[..., low:high, :] += ds.transpose(-1, -2) @ q_rows
+    return dq, dk.to(k.dtype), dv.to(v.dtype), dbias
+
+
+_mixing = differentiable(_pointwise, _pointwise_backward)

@@ -15,7 +15,7 @@ def scores(
     q_BHQD: Tensor,
     k_BHKD: Tensor,
     view: View,
-    sharpness: float | Tensor,
+    scale: float | Tensor,
     key_offset: Tensor | None = None,
     decay: float = 0.0,
 ) -> Tensor:
@@ -24,15 +24,8 @@ def scores(
     if key_offset is not None:
         z = z + key_offset.transpose(-1, -2)
     if decay:
-        z = z - (decay / 2) * squared_distance(view).to(z.dtype)
-    return z * sharpness
-
-
-def squared_distance(view: View) -> Tensor:
-    """(i - j)² for every query and key, (Q, K)."""
-    j = torch.arange(view.keys, device=view.device)
-    i = j[view.offset :]
-    return (i[:, None] - j).square()
+        z = z - (decay / 2) * view.distance().square().to(z.dtype)
+    return z * scale
 
 
 def softmax_weights(scores_BHQK: Tensor, view: View) -> Tensor:

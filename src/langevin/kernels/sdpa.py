@@ -4,19 +4,24 @@
 
 A mixer of this family only scales q (or adds columns to q and k), so it costs what softmax costs. What
 is no product of columns comes as a bias on the scores, (H, Q, K).
+
+B batch, H heads (G for each key head), Q queries, K keys, D head width, N blocks of C positions.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from langevin.kernels.view import View
+from langevin.kernels.view import View, as_many_heads
 
 # A window this many times shorter than the keys is worth cutting into blocks.
 _WINDOW_SAVING = 4
-_WINDOW_BLOCK = 512
+_LEAST_BLOCK = 128
 
 
 def attention(
@@ -28,17 +33,32 @@ def attention(
     dropout: float = 0.0,
     bias_HQK: Tensor | None = None,
 ) -> Tensor:
+    """q may have more heads than k and v."""
+    mask, causal = None, False
+    if view.window is not None and bias_HQK is None and not view.whole:
+        view, k_BHKD, v_BHKD = _within_reach(view, k_BHKD, v_BHKD)
     if bias_HQK is not None:
-        mask = bias_HQK[None] if view.plain else _masked(bias_HQK, view)
-        out = _sdpa(q_BHQD, k_BHKD, v_BHKD, mask, False, scale, dropout)
-    elif view.window is not None and view.keys > _WINDOW_SAVING * view.window:
-        out = _windowed(q_BHQD, k_BHKD, v_BHKD, view, scale, dropout)
-    elif view.plain and (not view.causal or view.queries in (1, view.keys)):
-        causal = view.causal and view.queries > 1
-        out = _sdpa(q_BHQD, k_BHKD, v_BHKD, None, causal, scale, dropout)
-    else:
-        out = _sdpa(q_BHQD, k_BHKD, v_BHKD, view.mask(), False, scale, dropout)
-    return view.silence_blind(out)
+        mask = bias_HQK[None] if view.plain and not view.causal else _masked(bias_HQK, view)
+    elif _has_short_window(view):
+        return view.silence_blind(_windowed(q_BHQD, k_BHKD, v_BHKD, view, scale, dropout))
+    elif not view.plain or (view.causal and view.queries > 1 and not view.whole):
+        mask = view.mask_BQK[:, None]
+    elif view.causal and view.queries > 1:  # a branch: lengths in a graph have no value to make a flag of
+        causal = True
+    return view.silence_blind(_sdpa(q_BHQD, k_BHKD, v_BHKD, mask, causal, scale, dropout))
+
+
+def _has_short_window(view: View) -> bool:
+    """Whether cutting into blocks pays (an exported graph must not depend on the answer)."""
+    if view.window is None or not view.whole or torch.compiler.is_exporting():
+        return False
+    return view.keys > _WINDOW_SAVING * view.window
+
+
+def _within_reach(view: View, k: Tensor, v: Tensor) -> tuple[View, Tensor, Tensor]:
+    """Without the keys that have left the window of every query."""
+    low, _ = view.reach(0, view.queries)
+    return view.last(view.keys - low), k[:, :, low:], v[:, :, low:]
 
 
 def _masked(bias_HQK: Tensor, view: View) -> Tensor:
@@ -50,16 +70,34 @@ def _masked(bias_HQK: Tensor, view: View) -> Tensor:
 
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, view: View, scale: float, dropout: float) -> Tensor:
-    """Blocks of queries, each against the few keys its window reaches: O(K · window)."""
-    block = max(_WINDOW_BLOCK, view.window or 0)
-    parts = []
-    for start in range(0, view.queries, block):
-        stop = min(start + block, view.queries)
-        low, high = view.reach(start, stop)
-        mask = view.mask(start, stop, low, high)
-        keys, values = k[..., low:high, :], v[..., low:high, :]
-        parts.append(_sdpa(q[..., start:stop, :], keys, values, mask, False, scale, dropout))
-    return torch.cat(parts, -2)
+    """Blocks of queries, each against its own block of keys and those beside it: O(K · window)."""
+    assert view.window is not None
+    B, C = q.shape[0], max(_LEAST_BLOCK, view.window)
+    N, wide = (view.keys + C - 1) // C, 2 if view.causal else 3
+
+    def blocks(x: Tensor, fill: int = 0) -> Tensor:
+        """(.., L, D) -> (.., N, C, D)."""
+        return F.pad(x, (0, 0, 0, N * C - view.keys), value=fill).unflatten(-2, (N, C))
+
+    def reached(x: Tensor) -> Tensor:
+        """(.., L, D) -> (.., N, 2C or 3C, D), the blocks that each block's window reaches."""
+        x = F.pad(blocks(x), (0, 0, 0, 0, 1, wide - 2))
+        return torch.cat([x[..., s : s + N, :, :] for s in range(wide)], -2)
+
+    def joined(x: Tensor) -> Tensor:
+        """(B, H, N, C, D) -> (B·N, H, C, D)."""
+        return x.transpose(1, 2).flatten(0, 1)
+
+    first, last = view.bounds_BQ
+    starts = torch.arange(N, device=q.device)[:, None, None] * C - C
+    j = starts + torch.arange(wide * C, device=q.device)
+    # Rows beyond the end are cut off; they see all, lest they be NaN.
+    seen = (j >= blocks(first[..., None])) & (j <= blocks(last[..., None], 2**31))
+    if view.real_BK is not None:
+        seen = seen & reached(view.real_BK[..., None]).mT
+    mask = seen.expand(B, -1, -1, -1).flatten(0, 1)[:, None]
+    out = _sdpa(joined(blocks(q)), joined(reached(k)), joined(reached(v)), mask, False, scale, dropout)
+    return out.unflatten(0, (B, N)).transpose(1, 2).flatten(2, 3)[:, :, : view.keys]
 
 
 def _sdpa(
@@ -71,13 +109,28 @@ def _sdpa(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    return F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        dropout_p=dropout,
-        is_causal=causal,
-        scale=scale,
-        enable_gqa=k.shape[1] != q.shape[1],
-    )
+    """Fused kernels know shared key heads or masks, not both: heads of a single query that share a key
+    become rows of one head, and keys are repeated for other masks."""
+    grouped, shape = False, q.shape[:-1]
+    if q.shape[1] != k.shape[1]:
+        if q.shape[2] == 1:
+            q = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
+            if mask is not None and mask.shape[1] > 1:
+                mask = mask.reshape(mask.shape[0], k.shape[1], -1, mask.shape[3])
+        elif mask is not None:
+            k, v = as_many_heads(k, q), as_many_heads(v, q)
+        else:
+            grouped = True
+    with _kernels(q, mask):
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
+    return out.reshape(*shape, out.shape[-1])
+
+
+def _kernels(q: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
+    """On a GPU, all but cuDNN's kernel: it is the fastest, but takes tens of milliseconds to plan for every
+    new shape. Training without a mask is left to it; decoding, evaluation and masks bring new shapes."""
+    if q.device.type != "cuda" or (mask is None and q.requires_grad and q.shape[2] > 1):
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

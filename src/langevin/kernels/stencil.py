@@ -22,18 +22,16 @@ def shifted(h_BLW: Tensor, hop: int) -> Tensor:
     return F.pad(h_BLW[:, -hop:], (0, 0, 0, -hop))
 
 
-def neighbour(h_BLW: Tensor, hop: int, view: View) -> Tensor:
+def neighbor(h_BLW: Tensor, hop: int, view: View) -> Tensor:
     """The neighbour `hop` to the left (negative: to the right) where the view shows it, else zero."""
     moved = shifted(h_BLW, hop)
     if view.plain:
         return moved
-    first, last = view.bounds_BQ
-    j = torch.arange(view.offset, view.keys, device=view.device) - hop
-    return torch.where(((j >= first) & (j <= last))[..., None], moved, 0.0)
+    return torch.where(view.shows(hop)[..., None], moved, 0.0)
 
 
 def only_real(h_BLW: Tensor, view: View) -> Tensor:
     """Zero at padding."""
     if view.real_BK is None:
         return h_BLW
-    return torch.where(view.real_BK[:, view.offset :, None], h_BLW, 0.0)
+    return torch.where(view.at_queries(view.real_BK)[..., None], h_BLW, 0.0)

@@ -15,17 +15,17 @@ from langevin.callable_module import callable_module
 from langevin.errors import UsageError, unknown
 from langevin.kernels.view import View
 from langevin.mixers.attend import attend
-from langevin.mixers.attention import Attention, Cache, Scalars
 from langevin.mixers.drift import Wrapper
-from langevin.mixers.mechanism import Geometry, Mechanism, SoftmaxMechanism
+from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, SoftmaxMechanism
+from langevin.mixers.neighbor import NeighborMixer
+from langevin.mixers.scalars import Scalars
 from langevin.mixers.spec import MIXERS, WRAPPERS, Spec, parse, register, register_wrapper
 
 __all__ = [
     "MIXERS",
     "WRAPPERS",
-    "Attention",
-    "Cache",
     "Geometry",
+    "Inputs",
     "Mechanism",
     "Scalars",
     "SoftmaxMechanism",
@@ -74,6 +74,8 @@ def build(
     spec = parse(spec) if isinstance(spec, str) else spec
     if max_length < 1 or depth < 1:
         raise UsageError(f"max_length={max_length} and depth={depth} must be 1 or more")
+    from langevin.models.attention import Attention, NeighborMixing
+
     make: Any = Attention if isinstance(spec.mixer, Mechanism) else spec.mixer.module
     place = {"width": width, "heads": heads, "causal": causal, "layer": layer, "depth": depth}
     accepted = set(inspect.signature(make).parameters) - {*place, "spec", "max_length", "place"}
@@ -81,7 +83,7 @@ def build(
         if option not in accepted:
             raise unknown(f"option of {spec.mixer.name}", option, accepted)
     module: nn.Module = make(spec, **place, max_length=max_length, **options)
-    return module
+    return NeighborMixing(module) if isinstance(module, NeighborMixer) else module
 
 
 MIXERS.discover(__name__, __path__)

@@ -32,9 +32,7 @@ def slopes(heads: int, device: torch.device | str = "cpu") -> Tensor:
 
 def bias(view: View, heads: int, dtype: torch.dtype) -> Tensor:
     """-m_h |i - j| in full, (H, Q, K)."""
-    j = torch.arange(view.keys, device=view.device)
-    distance = (j[view.offset :, None] - j).abs()
-    return (-slopes(heads, view.device)[:, None, None] * distance).to(wide(dtype))
+    return (-slopes(heads, view.device)[:, None, None] * view.distance().abs()).to(wide(dtype))
 
 
 def with_columns(q_BHQD: Tensor, k_BHKD: Tensor, view: View, scale: float) -> tuple[Tensor, Tensor]:
@@ -46,11 +44,11 @@ def with_columns(q_BHQD: Tensor, k_BHKD: Tensor, view: View, scale: float) -> tu
     """
     H, dtype = q_BHQD.shape[1], q_BHQD.dtype
     m_H11 = slopes(H, q_BHQD.device)[:, None, None] * (_UNIT / scale)
-    from_first_query = torch.arange(view.keys, device=q_BHQD.device, dtype=torch.float64) - view.offset
-    place_K1 = from_first_query[:, None] / _UNIT
+    j, i = (torch.arange(n, device=q_BHQD.device)[:, None] for n in (view.keys, view.queries))
+    place_K1, place_Q1 = (j - view.past).double() / _UNIT, i.double() / _UNIT  # from the first query on
     if dtype in (torch.float32, torch.float64):
         m_H11 = m_H11.to(dtype).double()
-        q_columns = torch.cat([-m_H11 * place_K1[view.offset :], m_H11.expand(-1, view.queries, -1)], -1)
+        q_columns = torch.cat([-m_H11 * place_Q1, m_H11.expand(-1, view.queries, -1)], -1)
         k_columns = torch.cat([torch.ones_like(place_K1), place_K1], -1)
     else:
         steep, fine = _two_parts(m_H11, dtype)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from langevin.errors import UsageError
-from langevin.kernels.view import View, wide
-from langevin.mixers.attention import no_alibi, only_mechanism
-from langevin.mixers.mechanism import Geometry, Parameters, as_many_heads
+from langevin.kernels.view import View, as_many_heads, wide
+from langevin.mixers.mechanism import Geometry, Inputs, Parameters, no_alibi, only_mechanism
 from langevin.mixers.spec import Spec, parse
 
 
@@ -66,12 +65,13 @@ def attend(
         batch=q.shape[0],
     )
     own, *wrapped = _scalars(parsed, geometry, parameters or {}, q)
+    x = Inputs(q, k, v, view, own, geometry, past_queries)
     w = None
     if return_weights or implementation == "reference":
-        w = mechanism.weights(q, k, view, own, geometry, past_queries).to(v.dtype)
+        w = mechanism.weights(x).to(v.dtype)
         y = w @ as_many_heads(v, q)
     else:
-        y = mechanism.attend(q, k, v, view, own, geometry, past_queries)
+        y = mechanism.attend(x)
     for wrapper, p in zip(parsed.wrappers, wrapped, strict=True):
         y = wrapper.apply(y, p, training, generator)
     return (y, w) if return_weights and w is not None else y

@@ -10,7 +10,8 @@ query and head, from statistics of the keys the query sees,
     ln t_ih  <-  w_h · ( mean_j z_ij,  |q_i| rms_j |k_j| / d,  ln n_i ),      z = q·k/√d
 
 which needs running sums of k only: causal, no L×L matrix, and all of it in a key-value cache. Learned
-times stay inside (t_min, t_max) smoothly and start at √d/2, where heat-kernel attention is plain softmax.
+times stay inside (t_min, t_max) smoothly and start at √d/2, where heat-kernel attention is plain softmax;
+in a host model that multiplies q·k by another scale, at 1/(2·scale), which is the same there.
 (Curry 2025, zenodo 18004600)
 """
 
@@ -25,12 +26,12 @@ from torch import Tensor
 
 from langevin.errors import UsageError
 from langevin.kernels.linear import visible_sum
-from langevin.kernels.view import View, wide
+from langevin.kernels.view import as_many_heads, wide
 from langevin.mixers.mechanism import (
     Geometry,
+    Inputs,
     Parameters,
     SoftmaxMechanism,
-    as_many_heads,
     initial,
     per_head,
 )
@@ -73,11 +74,11 @@ class Heat(SoftmaxMechanism):
     def parameters(self, geometry: Geometry) -> Parameters:
         if self.t not in ("head", "adaptive"):
             return {}
-        softmax_time = math.sqrt(geometry.head_dim) / 2
+        softmax_time = 0.5 / geometry.scale
         if not self.t_min < softmax_time < self.t_max:
             raise UsageError(
-                f"heat: √d/2 = {softmax_time:g} is outside (t_min, t_max) = ({self.t_min}, {self.t_max})",
-                "A learned time starts there; widen the range.",
+                f"heat: 1/(2·scale) = {softmax_time:g} is outside ({self.t_min}, {self.t_max})",
+                "A learned time starts there; widen t_min and t_max.",
             )
         level = math.log(softmax_time / self.t_min) / math.log(self.t_max / self.t_min)
         p = {"time": initial(math.log(level / (1 - level)), geometry.heads)}
@@ -85,18 +86,16 @@ class Heat(SoftmaxMechanism):
             p["adapt"] = initial(0.0, geometry.heads, 3)
         return p
 
-    def time(
-        self, q_BHQD: Tensor, k_BHKD: Tensor, view: View, p: Parameters, geometry: Geometry
-    ) -> float | Tensor:
+    def time(self, x: Inputs) -> float | Tensor:
         """t: a number, (H, 1, 1) or (B, H, Q, 1)."""
         if self.t == "law":
-            return LAW_TIME * math.sqrt(LAW_DEPTH / geometry.depth)
+            return LAW_TIME * math.sqrt(LAW_DEPTH / x.geometry.depth)
         if not isinstance(self.t, str):
             return float(self.t)
-        level = per_head(p["time"])
+        level = per_head(x.p["time"])
         if self.t == "adaptive":
-            features = self.statistics(q_BHQD, k_BHKD, view)
-            level = level + (features * p["adapt"][:, None, :]).sum(-1, keepdim=True)
+            features = self.statistics(x)
+            level = level + (features * x.p["adapt"][:, None, :]).sum(-1, keepdim=True)
         return self.bounded(level)
 
     def bounded(self, level: Tensor) -> Tensor:
@@ -104,10 +103,10 @@ class Heat(SoftmaxMechanism):
         span = math.log(self.t_max / self.t_min)
         return self.t_min * (span * level.sigmoid()).exp()
 
-    def statistics(self, q_BHQD: Tensor, k_BHKD: Tensor, view: View) -> Tensor:
+    def statistics(self, x: Inputs) -> Tensor:
         """(mean_j z_ij, |q_i| rms_j |k_j| / d, ln n_i) over the keys i sees; (B, H, Q, 3)."""
-        dtype = wide(q_BHQD.dtype)
-        q, k = q_BHQD.to(dtype), k_BHKD.to(dtype)
+        view, dtype = x.view, wide(x.q_BHQD.dtype)
+        q, k = x.q_BHQD.to(dtype), x.k_BHKD.to(dtype)
         if view.real_BK is not None:
             k = torch.where(view.real_BK[:, None, :, None], k, 0.0)
         n = view.visible_BQ.clamp_min(1).to(dtype)[:, None, :, None]
@@ -118,15 +117,13 @@ class Heat(SoftmaxMechanism):
         spread = (q.square().sum(-1, keepdim=True) * squares / n + _TINY).sqrt() / d
         return torch.cat([mean_score, spread, n.log().expand_as(mean_score)], -1)
 
-    def sharpness(
-        self, q_BHQD: Tensor, k_BHKD: Tensor, view: View, p: Parameters, geometry: Geometry
-    ) -> float | Tensor:
-        return 0.5 / self.time(q_BHQD, k_BHKD, view, p, geometry)
+    def scale(self, x: Inputs) -> float | Tensor:
+        return 0.5 / self.time(x)
 
-    def key_offset(self, k_BHKD: Tensor) -> Tensor | None:
+    def key_offset(self, x: Inputs) -> Tensor | None:
         if self.distance == "dot":
             return None
-        return -k_BHKD.to(wide(k_BHKD.dtype)).square().sum(-1, keepdim=True) / 2
+        return -x.k_BHKD.to(wide(x.k_BHKD.dtype)).square().sum(-1, keepdim=True) / 2
 
     def learned(self, p: Parameters, geometry: Geometry) -> Parameters:
         if "time" not in p:

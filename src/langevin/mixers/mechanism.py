@@ -5,16 +5,18 @@ B batch, H heads, Q queries, K keys, D head width. Keys and values may have fewe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from langevin.errors import UsageError
 from langevin.kernels import banded, reference, sdpa
-from langevin.kernels.view import View, wide
+from langevin.kernels.view import View, as_many_heads, wide
 from langevin.mixers import alibi
+from langevin.mixers.spec import Spec
 
 Parameters = dict[str, Tensor]
 
@@ -29,13 +31,26 @@ class Geometry:
     layer: int = 0
     depth: int = 4
     train_length: int = 1024
-    scale: float | None = None
+    scale: float = None  # type: ignore[assignment]  # of q·k: 1/√d unless the host model has another
     alibi: bool = False  # whether -m_h |i - j| is added to the logits
 
-    @property
-    def sharpness(self) -> float:
-        """1/√d, or the scale the host model asks for."""
-        return self.head_dim**-0.5 if self.scale is None else self.scale
+    def __post_init__(self) -> None:
+        if self.scale is None:
+            object.__setattr__(self, "scale", self.head_dim**-0.5)
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What a mechanism is called with."""
+
+    q_BHQD: Tensor
+    k_BHKD: Tensor
+    v_BHKD: Tensor
+    view: View
+    p: Parameters  # the learned scalars
+    geometry: Geometry
+    past_queries: Tensor | None = None  # (B, H, K - Q, D), for a mechanism that needs them
+    dropout: float = 0.0
 
 
 class Mechanism:
@@ -56,42 +71,15 @@ class Mechanism:
         """Learned scalars with their initial values; they stay in float32."""
         return {}
 
-    def attend(
-        self,
-        q_BHQD: Tensor,
-        k_BHKD: Tensor,
-        v_BHKD: Tensor,
-        view: View,
-        p: Parameters,
-        geometry: Geometry,
-        past_queries: Tensor | None = None,
-        dropout: float = 0.0,
-    ) -> Tensor:
+    def attend(self, x: Inputs) -> Tensor:
         """The mixed values, by the fastest exact way."""
         raise NotImplementedError(f"{type(self).__name__} must say how it attends")
 
-    def weights(
-        self,
-        q_BHQD: Tensor,
-        k_BHKD: Tensor,
-        view: View,
-        p: Parameters,
-        geometry: Geometry,
-        past_queries: Tensor | None = None,
-    ) -> Tensor:
+    def weights(self, x: Inputs) -> Tensor:
         """The explicit (B, H, Q, K) weights."""
         raise NotImplementedError(f"{type(self).__name__} must say what its weights are")
 
-    def advance(
-        self,
-        q_BHLD: Tensor,
-        k_BHLD: Tensor,
-        v_BHLD: Tensor,
-        view: View,
-        p: Parameters,
-        geometry: Geometry,
-        state: tuple[Tensor, ...] | None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def advance(self, x: Inputs, state: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Mix new tokens after those summed up in `state`; the view covers both."""
         raise NotImplementedError(f"{type(self).__name__} keeps keys and values, not a state")
 
@@ -107,7 +95,7 @@ class Mechanism:
 class SoftmaxMechanism(Mechanism):
     """w_ij = softmax_j( τ_i ( q_i·k_j + κ_j - (α/2)(i - j)² ) - m_h |i - j| ).
 
-    τ is `sharpness`, κ `key_offset` and α `decay`: each has a hook, and plain softmax overrides none.
+    The hooks `scale`, `key_offset` and `decay` give τ, κ and α; plain softmax overrides none.
     m is zero but with alibi positions.
     """
 
@@ -117,13 +105,11 @@ class SoftmaxMechanism(Mechanism):
     def has_dropout(self) -> bool:
         return not self.decay
 
-    def sharpness(
-        self, q_BHQD: Tensor, k_BHKD: Tensor, view: View, p: Parameters, geometry: Geometry
-    ) -> float | Tensor:
+    def scale(self, x: Inputs) -> float | Tensor:
         """τ: a number, or a tensor that broadcasts to (B, H, Q, 1)."""
-        return geometry.sharpness
+        return x.geometry.scale
 
-    def key_offset(self, k_BHKD: Tensor) -> Tensor | None:
+    def key_offset(self, x: Inputs) -> Tensor | None:
         """κ_j as (B, H, K, 1)."""
         return None
 
@@ -132,72 +118,50 @@ class SoftmaxMechanism(Mechanism):
         """α."""
         return 0.0
 
-    def attend(
-        self,
-        q_BHQD: Tensor,
-        k_BHKD: Tensor,
-        v_BHKD: Tensor,
-        view: View,
-        p: Parameters,
-        geometry: Geometry,
-        past_queries: Tensor | None = None,
-        dropout: float = 0.0,
-    ) -> Tensor:
+    def attend(self, x: Inputs) -> Tensor:
         if self.decay:
-            return self._attend_in_band(q_BHQD, k_BHKD, v_BHKD, view, p, geometry)
-        tau = self.sharpness(q_BHQD, k_BHKD, view, p, geometry)
-        width = v_BHKD.shape[-1]
-        offset = self.key_offset(k_BHKD)
-        if offset is not None or geometry.alibi:
-            q_BHQD, k_BHKD, v_BHKD = (as_computed(x) for x in (q_BHQD, k_BHKD, v_BHKD))
+            return self._attend_in_band(x)
+        q, k, v, tau, offset = x.q_BHQD, x.k_BHKD, x.v_BHKD, self.scale(x), self.key_offset(x)
+        width, with_alibi = v.shape[-1], x.geometry.alibi
+        if offset is not None or with_alibi:
+            q, k, v = (as_computed(y) for y in (q, k, v))
         if offset is not None:
-            q_BHQD, k_BHKD = with_key_offset(q_BHQD, k_BHKD, offset)
-        if geometry.alibi and q_BHQD.dtype != torch.bfloat16:
+            q, k = with_key_offset(q, k, offset)
+        if with_alibi and q.dtype != torch.bfloat16:
             # A kernel's scale would round positions, and slopes over a small one overflow float16.
-            q_BHQD, tau = (q_BHQD.to(wide(q_BHQD.dtype)) * tau).to(q_BHQD.dtype), 1.0
-        q_BHQD, scale = scaled(q_BHQD, tau)
+            q, tau = (q.to(wide(q.dtype)) * tau).to(q.dtype), 1.0
+        q, scale = scaled(q, tau)
         bias = None
-        if geometry.alibi and view.causal:
-            q_BHQD, k_BHKD = alibi.with_columns(q_BHQD, k_BHKD, view, scale)
-        elif geometry.alibi:
-            bias = alibi.bias(view, geometry.heads, q_BHQD.dtype).to(q_BHQD.dtype)
-        if q_BHQD.shape[-1] > width:
-            v_BHKD = F.pad(v_BHKD, (0, q_BHQD.shape[-1] - width))
-        return sdpa.attention(q_BHQD, k_BHKD, v_BHKD, view, scale, dropout, bias)[..., :width]
+        if with_alibi and x.view.causal:
+            q, k = alibi.with_columns(q, k, x.view, scale)
+        elif with_alibi:
+            bias = alibi.bias(x.view, x.geometry.heads, q.dtype).to(q.dtype)
+        if q.shape[-1] > width:
+            v = F.pad(v, (0, q.shape[-1] - width))
+        return sdpa.attention(q, k, v, x.view, scale, x.dropout, bias)[..., :width]
 
-    def _attend_in_band(
-        self, q: Tensor, k: Tensor, v: Tensor, view: View, p: Parameters, geometry: Geometry
-    ) -> Tensor:
-        k, v = as_many_heads(k, q), as_many_heads(v, q)
-        dtype = wide(q.dtype)
-        if view.queries != view.keys:  # a few last queries: their rows are cheap in full
-            w = self.weights(q.to(dtype), k.to(dtype), view, p, geometry)
-            return (w @ v.to(dtype)).to(q.dtype)
-        tau = torch.as_tensor(self.sharpness(q, k, view, p, geometry), device=q.device)
-        tau = tau.to(dtype)
-        offset = self.key_offset(k.to(dtype))
+    def _attend_in_band(self, x: Inputs) -> Tensor:
+        dtype = wide(x.q_BHQD.dtype)
+        q, k, v = (as_many_heads(y.to(dtype), x.q_BHQD) for y in (x.q_BHQD, x.k_BHKD, x.v_BHKD))
+        in_full = x.view.dense_BQK is not None or torch.compiler.is_exporting()
+        if in_full or not x.view.whole:  # a few last queries are cheap in full, too
+            w = self.weights(replace(x, q_BHQD=q, k_BHKD=k))
+            return (w @ v).to(x.v_BHKD.dtype)
+        tau = torch.as_tensor(self.scale(x), device=q.device).to(dtype)
+        offset = self.key_offset(x)
         if offset is not None:
-            q, k = with_key_offset(q.to(dtype), k.to(dtype), offset)
+            q, k = with_key_offset(q, k, as_many_heads(offset, q))
         penalty = (self.decay / 2 * tau).expand(*q.shape[:-1], 1)[..., 0]
-        slopes = alibi.slopes(geometry.heads, q.device) if geometry.alibi else None
-        return banded.attention(q.to(dtype) * tau, k, v, penalty, view, slopes).to(v.dtype)
+        slopes = alibi.slopes(x.geometry.heads, q.device) if x.geometry.alibi else None
+        return banded.attention(q * tau, k, v, penalty, x.view, slopes).to(x.v_BHKD.dtype)
 
-    def weights(
-        self,
-        q_BHQD: Tensor,
-        k_BHKD: Tensor,
-        view: View,
-        p: Parameters,
-        geometry: Geometry,
-        past_queries: Tensor | None = None,
-    ) -> Tensor:
-        k_BHKD = as_many_heads(k_BHKD, q_BHQD)
-        tau = self.sharpness(q_BHQD, k_BHKD, view, p, geometry)
-        offset = self.key_offset(k_BHKD)
-        z = reference.scores(q_BHQD, k_BHKD, view, tau, offset, self.decay)
-        if geometry.alibi:
-            z = z + alibi.bias(view, geometry.heads, z.dtype)
-        return reference.softmax_weights(z, view)
+    def weights(self, x: Inputs) -> Tensor:
+        q, k, offset = x.q_BHQD, as_many_heads(x.k_BHKD, x.q_BHQD), self.key_offset(x)
+        offset = None if offset is None else as_many_heads(offset, q)
+        z = reference.scores(q, k, x.view, self.scale(x), offset, self.decay)
+        if x.geometry.alibi:
+            z = z + alibi.bias(x.view, x.geometry.heads, z.dtype)
+        return reference.softmax_weights(z, x.view)
 
 
 def scaled(q_BHQD: Tensor, tau: float | Tensor) -> tuple[Tensor, float]:
@@ -231,12 +195,6 @@ def with_key_offset(q_BHQD: Tensor, k_BHKD: Tensor, offset_BHK1: Tensor) -> tupl
     return q, k
 
 
-def as_many_heads(x_BHKD: Tensor, q_BHQD: Tensor) -> Tensor:
-    """Keys or values repeated for the query heads that share them."""
-    groups = q_BHQD.shape[1] // x_BHKD.shape[1]
-    return x_BHKD if groups == 1 else x_BHKD.repeat_interleave(groups, 1)
-
-
 def per_head(x_H: Tensor) -> Tensor:
     """(H,) -> (H, 1, 1), to broadcast over queries and channels."""
     return x_H[:, None, None]
@@ -245,3 +203,28 @@ def per_head(x_H: Tensor) -> Tensor:
 def initial(value: float, *shape: int) -> Tensor:
     """The start of a learned scalar, in float64; a module keeps it in float32."""
     return torch.full(shape, value, dtype=torch.float64)
+
+
+def only_mechanism(spec: Spec) -> Mechanism:
+    """The spec's mixer, which must work on q, k and v."""
+    if not isinstance(spec.mixer, Mechanism):
+        raise UsageError(
+            f"{spec.mixer.name} mixes tokens without q, k and v",
+            "Use it as a module: langevin.mixers.build(spec, width=..., heads=...).",
+        )
+    return spec.mixer
+
+
+def no_alibi(spec: Spec) -> UsageError:
+    return UsageError(
+        f"{spec.mixer.name} has no logits from which alibi positions could take away",
+        "Choose rope, sinusoidal, learned or no positions, or a mixer with softmax or sigmoid weights.",
+    )
+
+
+def check_heads(width: int, heads: int) -> None:
+    if heads < 1 or width % heads:
+        raise UsageError(
+            f"{heads} heads do not divide a width of {width}",
+            f"Choose a number of heads that divides {width}.",
+        )

@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from langevin.errors import UsageError
-from langevin.kernels.stencil import neighbour, only_real
+from langevin.kernels.stencil import neighbor, only_real
 from langevin.kernels.view import View
-from langevin.mixers.attention import Cache, Wrappers, check_input
-from langevin.mixers.mechanism import Geometry
+from langevin.mixers.mechanism import Geometry, check_heads
+from langevin.mixers.scalars import Wrappers
 from langevin.mixers.spec import Spec, register
 
 
@@ -65,7 +65,7 @@ class Neighbor:
 
 
 class NeighborMixer(nn.Module):
-    """x -> x; see the formula above."""
+    """(B, L, W) -> (B, L, W) by the formula above."""
 
     def __init__(
         self,
@@ -79,11 +79,7 @@ class NeighborMixer(nn.Module):
         max_length: int = 1024,
     ) -> None:
         super().__init__()
-        if heads < 1 or width % heads:
-            raise UsageError(
-                f"{heads} heads do not divide a width of {width}",
-                f"Choose a number of heads that divides {width}.",
-            )
+        check_heads(width, heads)
         self.spec, self.width, self.heads, self.causal = spec, width, heads, causal
         self.config: Neighbor = spec.mixer
         copies = 1 if self.config.shared else self.config.iters
@@ -93,79 +89,40 @@ class NeighborMixer(nn.Module):
         self.wrappers = Wrappers(spec, self.geometry)
         self.generator: torch.Generator | None = None
 
-    def new_cache(self) -> Cache:
-        return Cache()
+    def forward(self, x_BLW: Tensor, view: View) -> Tensor:
+        h = only_real(self._noised(x_BLW), view)
+        for i, hop in enumerate(self.config.distances):
+            right = None if self.causal else neighbor(h, -hop, view)
+            h = self._step(i, h, neighbor(h, hop, view), right, view)
+        return self._wrapped(h)
 
-    def state_size(self, length: int) -> int:
-        """The last `hop` inputs of every iteration, whatever the length."""
-        return self.width * sum(min(hop, length) for hop in self.config.distances)
+    def advance(
+        self, x_BLW: Tensor, view: View, state: tuple[Tensor, ...] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """New tokens after those before them, of which the state has the last `hop` inputs of every
+        iteration; the view covers both."""
+        h, kept = only_real(self._noised(x_BLW), view), []
+        for i, hop in enumerate(self.config.distances):
+            past = h.new_zeros(h.shape[0], hop, self.width) if state is None else state[i]
+            longer = torch.cat([past, h], 1)
+            kept.append(longer[:, -hop:])
+            left = torch.where(view.shows(hop)[..., None], longer[:, : h.shape[1]], 0.0)
+            h = self._step(i, h, left, None, view)
+        return self._wrapped(h), tuple(kept)
 
-    def forward(
-        self,
-        x_BLW: Tensor,
-        *,
-        key_padding_mask: Tensor | None = None,
-        documents: Tensor | None = None,
-        cache: Cache | None = None,
-        return_weights: bool = False,
-    ) -> Any:
-        check_input(x_BLW, self.width)
-        L = x_BLW.shape[1]
-        if return_weights:
-            raise UsageError("neighbor has no attention weights", "It mixes neighbours directly.")
-        if cache is not None and not self.causal:
-            raise UsageError(
-                "a bidirectional mixer cannot continue from a cache",
-                "Build it with causal=True, or pass the whole sequence.",
-            )
-        past = cache.length if cache is not None else 0
-        view = View.of(
-            L,
-            past + L,
-            causal=self.causal,
-            device=x_BLW.device,
-            key_padding_mask=key_padding_mask,
-            documents=documents,
-            batch=x_BLW.shape[0],
-        )
-        out = self.mix(self.noised(x_BLW), view, cache)
-        if cache is not None:
-            cache.length = view.keys
-        return out
+    def _step(self, i: int, h: Tensor, left: Tensor, right: Tensor | None, view: View) -> Tensor:
+        return only_real(self.steps[0 if self.config.shared else i](h, left, right), view)
 
-    def mix(self, x_BLW: Tensor, view: View, cache: Cache | None = None) -> Tensor:
-        """Diffuse and wrap; x is already noised."""
-        h = self._diffuse(x_BLW, view, cache)
-        heads = h.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+    def _wrapped(self, h_BLW: Tensor) -> Tensor:
+        heads = h_BLW.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return self.wrappers(heads).transpose(1, 2).flatten(-2)
 
-    def noised(self, x_BLW: Tensor) -> Tensor:
+    def _noised(self, x_BLW: Tensor) -> Tensor:
         if not (self.training and self.config.noise):
             return x_BLW
         rms = x_BLW.detach().square().mean(-1, keepdim=True).sqrt()
         noise = torch.randn(x_BLW.shape, dtype=x_BLW.dtype, device=x_BLW.device, generator=self.generator)
         return x_BLW + self.config.noise * rms * noise
-
-    def _diffuse(self, x_BLW: Tensor, view: View, cache: Cache | None) -> Tensor:
-        h = only_real(x_BLW, view)
-        for i, hop in enumerate(self.config.distances):
-            step = self.steps[0 if self.config.shared else i]
-            left = self._left(h, hop, view, cache, f"iteration {i}")
-            right = None if self.causal else neighbour(h, -hop, view)
-            h = only_real(step(h, left, right), view)
-        return h
-
-    def _left(self, h: Tensor, hop: int, view: View, cache: Cache | None, name: str) -> Tensor:
-        if cache is None:
-            return neighbour(h, hop, view)
-        past = cache.tensors.get(name)
-        if past is None:
-            past = h.new_zeros(h.shape[0], hop, h.shape[2])
-        longer = torch.cat([past, h], 1)
-        cache.tensors[name] = longer[:, -hop:]
-        first, _ = view.bounds_BQ
-        j = torch.arange(view.offset, view.keys, device=view.device) - hop
-        return torch.where((j >= first)[..., None], longer[:, : h.shape[1]], 0.0)
 
 
 class MLPStep(nn.Module):

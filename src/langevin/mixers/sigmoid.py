@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from langevin.kernels import pointwise, reference
-from langevin.kernels.view import View, wide
+from langevin.kernels.view import as_many_heads, wide
 from langevin.mixers import alibi
-from langevin.mixers.mechanism import Geometry, Mechanism, Parameters, as_many_heads, initial
+from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, Parameters, initial
 from langevin.mixers.spec import register
 
 
@@ -37,42 +37,24 @@ class Sigmoid(Mechanism):
             return {}
         return {"bias": initial(-math.log(max(2, geometry.train_length)), geometry.heads)}
 
-    def row_bias(self, view: View, p: Parameters, dtype: torch.dtype) -> Tensor:
+    def row_bias(self, x: Inputs) -> Tensor:
         """b_i, broadcasting to (B, H, Q)."""
-        if "bias" in p:
-            return p["bias"][:, None].to(wide(dtype))
+        dtype = wide(x.q_BHQD.dtype)
+        if "bias" in x.p:
+            return x.p["bias"][:, None].to(dtype)
         if self.bias == "-log n":
-            return -view.log_visible(dtype)[..., 0]
-        return torch.full((1, 1, 1), float(self.bias), dtype=wide(dtype), device=view.device)
+            return -x.view.log_visible(dtype)[..., 0]
+        return torch.full((1, 1, 1), float(self.bias), dtype=dtype, device=x.q_BHQD.device)
 
-    def attend(
-        self,
-        q_BHQD: Tensor,
-        k_BHKD: Tensor,
-        v_BHKD: Tensor,
-        view: View,
-        p: Parameters,
-        geometry: Geometry,
-        past_queries: Tensor | None = None,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        k, v = as_many_heads(k_BHKD, q_BHQD), as_many_heads(v_BHKD, q_BHQD)
-        q = q_BHQD * geometry.sharpness
-        bias = self.row_bias(view, p, q.dtype)
-        slopes = alibi.slopes(geometry.heads, q.device) if geometry.alibi else None
-        return pointwise.attention(q, k, v, bias, view, sigmoid=True, slopes_H=slopes)
+    def attend(self, x: Inputs) -> Tensor:
+        q = x.q_BHQD * x.geometry.scale
+        k, v = as_many_heads(x.k_BHKD, q), as_many_heads(x.v_BHKD, q)
+        slopes = alibi.slopes(x.geometry.heads, q.device) if x.geometry.alibi else None
+        return pointwise.attention(q, k, v, self.row_bias(x), x.view, sigmoid=True, slopes_H=slopes)
 
-    def weights(
-        self,
-        q_BHQD: Tensor,
-        k_BHKD: Tensor,
-        view: View,
-        p: Parameters,
-        geometry: Geometry,
-        past_queries: Tensor | None = None,
-    ) -> Tensor:
-        z = reference.scores(q_BHQD, as_many_heads(k_BHKD, q_BHQD), view, geometry.sharpness)
-        z = z + self.row_bias(view, p, z.dtype)[..., None]
-        if geometry.alibi:
-            z = z + alibi.bias(view, geometry.heads, z.dtype)
-        return reference.sigmoid_weights(z, view)
+    def weights(self, x: Inputs) -> Tensor:
+        z = reference.scores(x.q_BHQD, as_many_heads(x.k_BHKD, x.q_BHQD), x.view, x.geometry.scale)
+        z = z + self.row_bias(x)[..., None]
+        if x.geometry.alibi:
+            z = z + alibi.bias(x.view, x.geometry.heads, z.dtype)
+        return reference.sigmoid_weights(z, x.view)

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from langevin.errors import UsageError
 from langevin.kernels import linear, pointwise, reference
-from langevin.kernels.view import View, wide
-from langevin.mixers.mechanism import Geometry, Mechanism, Parameters, as_many_heads
+from langevin.kernels.view import View, as_many_heads, wide
+from langevin.mixers.mechanism import Geometry, Inputs, Mechanism
 from langevin.mixers.spec import register
 
 _LEAST_NORM = 1e-12
@@ -38,63 +38,39 @@ class SimA(Mechanism):
     needs_past_queries = True
     recurrent = True
 
-    def attend(
-        self,
-        q_BHQD: Tensor,
-        k_BHKD: Tensor,
-        v_BHKD: Tensor,
-        view: View,
-        p: Parameters,
-        geometry: Geometry,
-        past_queries: Tensor | None = None,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        q, k = self.normalised(q_BHQD, k_BHKD, view, past_queries)
-        v = as_many_heads(_real(v_BHKD.to(q.dtype), view), q)
-        free = view.window is None and view.interval is None and view.queries == view.keys
-        if view.causal and free:
-            out = linear.causal(q, k, v, view.starts_BK)
-        elif free and view.starts_BK is not None:
+    def attend(self, x: Inputs) -> Tensor:
+        view = x.view
+        q, k = self.normalised(x)
+        v = as_many_heads(_zero_unless(view.real_BK, x.v_BHKD.to(q.dtype)), q)
+        if view.causal and view.free and view.whole:
+            out = linear.causal(q, k, v, view.starts_BQ)
+        elif not view.causal and view.free and view.starts_BQ is not None:
             out = linear.within_documents(q, k, v, view)
-        elif not view.causal and view.window is None and view.interval is None:
-            small = view.keys < q.shape[-1]
-            out = (q @ k.transpose(-1, -2)) @ v if small else q @ (k.transpose(-1, -2) @ v)
+        elif not view.causal and view.free:
+            out = q @ (k.transpose(-1, -2) @ v)
         else:
             none = torch.zeros(1, 1, 1, dtype=q.dtype, device=q.device)
             out = pointwise.attention(q, k, v, none, view, sigmoid=False)
-        return out.to(v_BHKD.dtype)
+        return out.to(x.v_BHKD.dtype)
 
-    def weights(
-        self,
-        q_BHQD: Tensor,
-        k_BHKD: Tensor,
-        view: View,
-        p: Parameters,
-        geometry: Geometry,
-        past_queries: Tensor | None = None,
-    ) -> Tensor:
-        q, k = self.normalised(q_BHQD, k_BHKD, view, past_queries, reference.visible_sum)
-        return reference.linear_weights(q @ k.transpose(-1, -2), view).to(q_BHQD.dtype)
+    def weights(self, x: Inputs) -> Tensor:
+        q, k = self.normalised(x, reference.visible_sum)
+        return reference.linear_weights(q @ k.transpose(-1, -2), x.view).to(x.q_BHQD.dtype)
 
     def normalised(
-        self,
-        q_BHQD: Tensor,
-        k_BHKD: Tensor,
-        view: View,
-        past_queries: Tensor | None,
-        visible_sum: Callable[[Tensor, View], Tensor] = linear.visible_sum,
+        self, x: Inputs, visible_sum: Callable[[Tensor, View], Tensor] = linear.visible_sum
     ) -> tuple[Tensor, Tensor]:
         """q_i / (‖q‖_i ‖k‖_i) and k, in float32 or better, zero at padding."""
-        dtype = wide(q_BHQD.dtype)
-        k = _real(k_BHKD.to(dtype), view)
-        every_q = q_BHQD if past_queries is None else torch.cat([past_queries, q_BHQD], -2)
+        view, dtype = x.view, wide(x.q_BHQD.dtype)
+        k = _zero_unless(view.real_BK, x.k_BHKD.to(dtype))
+        every_q = x.q_BHQD if x.past_queries is None else torch.cat([x.past_queries, x.q_BHQD], -2)
         if every_q.shape[-2] != view.keys:
             raise UsageError(
                 f"sima normalises by past queries too: {view.keys} keys came with "
                 f"{every_q.shape[-2]} queries",
                 "Pass past_queries, decode with a module's cache, or pass all queries.",
             )
-        every_q = _real(every_q.to(dtype), view)
+        every_q = _zero_unless(view.real_BK, every_q.to(dtype))
         q = every_q[..., every_q.shape[-2] - view.queries :, :]
         q = q / _nonzero(visible_sum(every_q.abs(), view))
         q = q / _nonzero(as_many_heads(visible_sum(k.abs(), view), q))
@@ -102,29 +78,18 @@ class SimA(Mechanism):
             q = q * view.visible_BQ[:, None, :, None].to(dtype)
         return q, as_many_heads(k, q)
 
-    def advance(
-        self,
-        q_BHLD: Tensor,
-        k_BHLD: Tensor,
-        v_BHLD: Tensor,
-        view: View,
-        p: Parameters,
-        geometry: Geometry,
-        state: tuple[Tensor, ...] | None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def advance(self, x: Inputs, state: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The state is Σ k vᵀ, Σ|q| and Σ|k| of the current document."""
-        dtype = wide(q_BHLD.dtype)
-        real = None if view.real_BK is None else view.real_BK[:, view.offset :]
-        starts = None if view.starts_BK is None else view.starts_BK[:, view.offset :]
-        here = View(view.queries, view.queries, True, view.device, real_BK=real)
-        q, k, v = (_real(x.to(dtype), here) for x in (q_BHLD, k_BHLD, v_BHLD))
+        view, dtype = x.view, wide(x.q_BHQD.dtype)
+        real = None if view.real_BK is None else view.at_queries(view.real_BK)
+        q, k, v = (_zero_unless(real, y.to(dtype)) for y in (x.q_BHQD, x.k_BHKD, x.v_BHKD))
         k, v = as_many_heads(k, q), as_many_heads(v, q)
         B, H, _, D = q.shape
         if state is None:
             state = (q.new_zeros(B, H, D, v.shape[-1]), q.new_zeros(B, H, 1, D), q.new_zeros(B, H, 1, D))
         local = goes_on = None
-        if starts is not None:  # the state belongs to the document that began before these tokens
-            local = (starts - view.offset).clamp_min(-1)
+        if view.starts_BQ is not None:  # the state belongs to the document that began before these tokens
+            local = (view.starts_BQ - view.past).clamp_min(-1)
             goes_on = (local < 0)[:, None, :, None]
         outer, q_norm, k_norm = state
 
@@ -141,17 +106,15 @@ class SimA(Mechanism):
             outer = torch.where(goes_on[:, :, -1:], outer, 0.0)
             k = torch.where((local == local[:, -1:])[:, None, :, None], k, 0.0)
         outer = outer + k.transpose(-1, -2) @ v
-        return out.to(v_BHLD.dtype), (outer, q_norms[..., -1:, :], k_norms[..., -1:, :])
+        return out.to(x.v_BHKD.dtype), (outer, q_norms[..., -1:, :], k_norms[..., -1:, :])
 
     def state_size(self, geometry: Geometry, length: int) -> int:
         """The d×d sum of k vᵀ and the two norms of every head."""
         return geometry.heads * geometry.head_dim * (geometry.head_dim + 2)
 
 
-def _real(x_BHKD: Tensor, view: View) -> Tensor:
-    if view.real_BK is None:
-        return x_BHKD
-    return torch.where(view.real_BK[:, None, :, None], x_BHKD, 0.0)
+def _zero_unless(real_BK: Tensor | None, x_BHKD: Tensor) -> Tensor:
+    return x_BHKD if real_BK is None else torch.where(real_BK[:, None, :, None], x_BHKD, 0.0)
 
 
 def _nonzero(norm: Tensor) -> Tensor:

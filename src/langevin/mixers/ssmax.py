@@ -16,8 +16,7 @@ from typing import Literal
 from torch import Tensor
 
 from langevin.errors import UsageError
-from langevin.kernels.view import View
-from langevin.mixers.mechanism import Geometry, Parameters, SoftmaxMechanism, initial, per_head
+from langevin.mixers.mechanism import Geometry, Inputs, Parameters, SoftmaxMechanism, initial, per_head
 from langevin.mixers.spec import register
 
 
@@ -44,9 +43,7 @@ class SSMax(SoftmaxMechanism):
             p["bias"] = initial(0.0, geometry.heads)
         return p
 
-    def sharpness(
-        self, q_BHQD: Tensor, k_BHKD: Tensor, view: View, p: Parameters, geometry: Geometry
-    ) -> Tensor:
-        s = per_head(p["s"]) if "s" in p else float(self.s)
-        bias = per_head(p["bias"]) if "bias" in p else float(self.bias)
-        return (s * view.log_visible(q_BHQD.dtype) + bias) * geometry.sharpness
+    def scale(self, x: Inputs) -> Tensor:
+        s = per_head(x.p["s"]) if "s" in x.p else float(self.s)
+        bias = per_head(x.p["bias"]) if "bias" in x.p else float(self.bias)
+        return (s * x.view.log_visible(x.q_BHQD.dtype) + bias) * x.geometry.scale

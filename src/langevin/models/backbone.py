@@ -3,9 +3,8 @@
     x <- x + attention(norm(x))
     x <- x + mlp(norm(x))
 
-B batch, L tokens, W width, H heads, D head width, V vocabulary. The attention modules are those of a
-converted model, so generation, caches, padding and packed documents (position_ids that start anew) work
-the same way here and there.
+B batch, L tokens, K keys (cached ones included), W width, V vocabulary. Who sees whom is one view for all
+layers, made of attention_mask (padding) and position_ids (packed documents, which start anew).
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, library, nn
+from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     DynamicCache,
@@ -26,78 +24,22 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.cache_utils import Cache
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
-from langevin.errors import UsageError
-from langevin.mixers.attention import QKV, rotary, turn
-from langevin.mixers.mechanism import Geometry, Mechanism
-from langevin.models import convert_attention
+from langevin.errors import UsageError, WorkError
+from langevin.kernels.view import View, readable
+from langevin.mixers import build
+from langevin.mixers.mechanism import Mechanism
+from langevin.mixers.scalars import Scalars
+from langevin.models.attention import Attention, Rotation, angles, rotary, visible
+from langevin.models.cache import extent
 from langevin.models.config import LangevinConfig
-from langevin.models.convert_neighbor import NeighborAttention
-
-
-@library.custom_op("langevin::angles", mutates_args=())
-def angles(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`rotary`, closed to the compiler: it would work out every cosine again in every layer."""
-    return rotary(positions, width, dtype)
-
-
-@angles.register_fake
-def _(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return rotary(positions, width, dtype)
 
 
 def norm_of(config: LangevinConfig, width: int) -> nn.Module:
     return nn.LayerNorm(width) if config.norm == "layernorm" else nn.RMSNorm(width, eps=1e-6)
-
-
-class LangevinAttention(nn.Module):
-    """q, k, v projections, positions, the layer's mixer, the output projection."""
-
-    def __init__(self, config: LangevinConfig, layer: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx, self.is_causal = config, layer, config.causal
-        heads = config.num_attention_heads
-        kv_heads = config.num_key_value_heads or heads
-        if heads % kv_heads:
-            raise UsageError(f"{kv_heads} key heads do not divide {heads} query heads")
-        width, self.head_dim = config.hidden_size, config.hidden_size // heads
-        self.q_proj = nn.Linear(width, heads * self.head_dim, bias=False)
-        self.k_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
-        self.v_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(heads * self.head_dim, width)
-        self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if config.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if config.qk_norm else nn.Identity()
-        length = config.max_position_embeddings
-        depth, alibi = config.num_hidden_layers, config.positions == "alibi"
-        geometry = Geometry(heads, self.head_dim, kv_heads, layer, depth, length, alibi=alibi)
-        self.langevin = QKV(config.mixers[layer], geometry)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        rotation: tuple[Tensor, Tensor] | None = None,
-        **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        B, L, _ = hidden_states.shape
-        shape = (B, L, -1, self.head_dim)
-        q = self.q_norm(self.q_proj(hidden_states).view(shape)).transpose(1, 2)
-        k = self.k_norm(self.k_proj(hidden_states).view(shape)).transpose(1, 2)
-        v = self.v_proj(hidden_states).view(shape).transpose(1, 2)
-        if rotation is not None:
-            q, k = turn(q, *rotation), turn(k, *rotation)
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
-        self.langevin_cache = past_key_values
-        try:
-            y, weights = convert_attention.attention(self, q, k, v, attention_mask, **options)
-        finally:
-            self.langevin_cache = None
-        return self.o_proj(y.flatten(-2)), weights
 
 
 class MLP(nn.Module):
@@ -122,21 +64,24 @@ class LangevinBlock(GradientCheckpointingLayer):
     def __init__(self, config: LangevinConfig, layer: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = norm_of(config, config.hidden_size), norm_of(config, config.hidden_size)
-        self.attention = _mixing(config, layer)
+        self.attention = mixing(config, layer)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x_BLW: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-        mixed, weights = self.attention(hidden_states=self.norm1(x_BLW), **options)
+    def forward(self, x_BLW: Tensor, return_weights: bool, **options: Any) -> tuple[Tensor, Tensor | None]:
+        mixed = self.attention(self.norm1(x_BLW), return_weights=return_weights, **options)
+        mixed, weights = mixed if return_weights else (mixed, None)
         x_BLW = x_BLW + self.dropout(mixed)
         return x_BLW + self.dropout(self.mlp(self.norm2(x_BLW))), weights
 
 
-def _mixing(config: LangevinConfig, layer: int) -> nn.Module:
-    spec = config.mixers[layer]
+def mixing(config: LangevinConfig, layer: int) -> Any:
+    """The layer's mixer in its place."""
+    spec, options = config.mixers[layer], {}
     if isinstance(spec.mixer, Mechanism):
-        return LangevinAttention(config, layer)
-    mixer = spec.mixer.module(
+        placed = config.positions if config.positions in ("rope", "alibi") else "none"
+        options = {"kv_heads": config.num_key_value_heads, "positions": placed, "qk_norm": config.qk_norm}
+    return build(
         spec,
         width=config.hidden_size,
         heads=config.num_attention_heads,
@@ -144,8 +89,8 @@ def _mixing(config: LangevinConfig, layer: int) -> nn.Module:
         layer=layer,
         depth=config.num_hidden_layers,
         max_length=config.max_position_embeddings,
+        **options,
     )
-    return NeighborAttention(mixer, config, layer, ("hidden_states",))
 
 
 class LangevinPreTrainedModel(PreTrainedModel):
@@ -154,10 +99,25 @@ class LangevinPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ("LangevinBlock",)
     _skip_keys_device_placement = ("past_key_values",)
-    _supports_sdpa = True
-    _supports_attention_backend = True
     _can_compile_fullgraph = True
-    _keep_in_fp32_modules_strict = ("scalars",)
+
+    def __init__(self, config: LangevinConfig) -> None:
+        super().__init__(config)
+        # Drafts cannot be taken back from a state of constant size.
+        self._is_stateful = any(getattr(s.mixer, "recurrent", True) for s in config.mixers)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As transformers does it, but weights of the model itself must be there. Learned scalars that are
+        not start as in a new model, so that weights of one mixer may begin another."""
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        missing = [k for k in info["missing_keys"] if ".blocks." in f".{k}" and ".scalars." not in k]
+        if missing and "state_dict" not in kwargs:
+            raise WorkError(
+                f"{len(missing)} weights are missing in {args[0]}, the first being {missing[0]}",
+                "Load it with the settings it was saved with, or save it again.",
+            )
+        return (model, info) if output_loading_info else model
 
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
@@ -167,10 +127,17 @@ class LangevinPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, mean=0.0, std=std)
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            init.ones_(module.weight)
+            if getattr(module, "bias", None) is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, Scalars):
+            for name, value in module.start().items():
+                init.copy_(getattr(module, name), value)
         elif isinstance(module, LangevinBlock):  # branches add up over 2 · depth residual additions
             small = std / math.sqrt(2 * self.config.num_hidden_layers)
             init.normal_(module.mlp.down.weight, mean=0.0, std=small)
-            if isinstance(module.attention, LangevinAttention):
+            if isinstance(module.attention, Attention):
                 init.normal_(module.attention.o_proj.weight, mean=0.0, std=small)
 
 
@@ -179,7 +146,6 @@ class LangevinModel(LangevinPreTrainedModel):
 
     def __init__(self, config: LangevinConfig) -> None:
         super().__init__(config)
-        config._attn_implementation_internal = convert_attention.NAME
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         learned = config.positions == "learned"
         self.places = nn.Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
@@ -187,6 +153,8 @@ class LangevinModel(LangevinPreTrainedModel):
         self.blocks = nn.ModuleList(LangevinBlock(config, i) for i in range(config.num_hidden_layers))
         self.norm = norm_of(config, config.hidden_size)
         self.gradient_checkpointing = False
+        if any(".scalars." in name for name, _ in self.named_parameters()):
+            self._keep_in_fp32_modules_strict = ("scalars",)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -195,6 +163,7 @@ class LangevinModel(LangevinPreTrainedModel):
     def set_input_embeddings(self, value: Any) -> None:
         self.embed = value
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -207,58 +176,67 @@ class LangevinModel(LangevinPreTrainedModel):
         output_hidden_states: bool | None = None,
         **options: Any,
     ) -> BaseModelOutputWithPast:
+        config = self.config
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
-        if use_cache and past_key_values is None and self.config.causal:
-            past_key_values = DynamicCache(config=self.config)
-        past = past_key_values.get_seq_length() if past_key_values is not None else 0
-        mask = None
-        if not (attention_mask is None and position_ids is None and past_key_values is None):
-            mask = self._mask(x, attention_mask, position_ids, past_key_values)
+        use_cache = config.use_cache if use_cache is None else use_cache
+        weighed = config.output_attentions if output_attentions is None else output_attentions
+        shown = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        if use_cache and past_key_values is None and config.causal and not self._recomputes:
+            past_key_values = DynamicCache(config=config)
+        view = self._view(x, attention_mask, position_ids, past_key_values, weighed)
         if position_ids is None:
-            position_ids = torch.arange(past, past + x.shape[1], device=x.device)[None]
+            position_ids = (torch.arange(x.shape[1], device=x.device) + view.past)[None]
         rotation = self._rotation(position_ids, x.dtype)
-        x = self.dropout(self._placed(x, position_ids, past))
+        x = self.dropout(self._placed(x, position_ids, view.keys))
         weights: list[Tensor | None] = []
         states = [x]
         for block in self.blocks:
-            x, w = block(
-                x,
-                attention_mask=mask,
-                past_key_values=past_key_values,
-                rotation=rotation,
-                output_attentions=output_attentions,
-            )
+            x, w = block(x, return_weights=weighed, view=view, cache=past_key_values, rotation=rotation)
             weights.append(w)
             states.append(x)
+        states[-1] = x = self.norm(x)
         return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(x),
+            last_hidden_state=x,
             past_key_values=past_key_values,
-            hidden_states=tuple(states) if output_hidden_states else None,
-            attentions=tuple(weights) if output_attentions else None,
+            hidden_states=tuple(states) if shown else None,
+            attentions=tuple(weights) if weighed else None,
         )
 
-    def _mask(
-        self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: Cache | None
-    ) -> Tensor | None:
-        """What transformers makes of padding, packed documents and caches; a plain batch needs none."""
-        if not self.config.causal:
-            return create_bidirectional_mask(
-                config=self.config, inputs_embeds=x, attention_mask=attention_mask, past_key_values=past
-            )
-        if position_ids is None:
-            length = past.get_seq_length() if past is not None else 0
-            position_ids = torch.arange(length, length + x.shape[1], device=x.device)[None]
-        return create_causal_mask(
-            config=self.config,
-            inputs_embeds=x,
-            attention_mask=attention_mask,
-            past_key_values=past,
-            position_ids=position_ids,
+    @property
+    def _recomputes(self) -> bool:
+        """Whether blocks run again for their gradients, when a cache would hear tokens twice."""
+        return self.training and self.gradient_checkpointing
+
+    def _view(
+        self,
+        x_BLW: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: Cache | None,
+        whole: bool,
+    ) -> View:
+        """attention_mask is (B, K), True at real tokens, or (B, 1, L, K), True where a query sees a key.
+        position_ids tell documents apart as long as the cache is empty."""
+        B, L, _ = x_BLW.shape
+        past, keys = extent(cache, 0, L, whole)
+        if attention_mask is not None and attention_mask.ndim == 4:
+            seen = visible(attention_mask, B, L, keys)
+            return View.from_mask(seen, causal=self.config.causal, past=past)
+        first = keys == L if past is None else isinstance(past, int)
+        return View.of(
+            L,
+            keys,
+            causal=self.config.causal,
+            device=x_BLW.device,
+            key_padding_mask=None if attention_mask is None else attention_mask.bool(),
+            position_ids=position_ids if first else None,
+            past=past,
+            batch=B,
         )
 
-    def _rotation(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    def _rotation(self, position_ids: Tensor, dtype: torch.dtype) -> Rotation | None:
         if self.config.positions != "rope":
             return None
         head_dim = self.config.hidden_size // self.config.num_attention_heads
@@ -266,13 +244,13 @@ class LangevinModel(LangevinPreTrainedModel):
         cos, sin = (angles if compiling else rotary)(position_ids, head_dim, dtype)
         return cos[:, None], sin[:, None]
 
-    def _placed(self, x_BLW: Tensor, position_ids: Tensor, past: int) -> Tensor:
+    def _placed(self, x_BLW: Tensor, position_ids: Tensor, keys: int) -> Tensor:
         """x with its absolute positions added, where the model has such."""
         if self.places is not None:
             limit = self.config.max_position_embeddings
-            if past + x_BLW.shape[1] > limit and not torch.compiler.is_compiling():
+            if keys > limit and readable(position_ids) and int(position_ids.max()) >= limit:
                 raise UsageError(
-                    f"{past + x_BLW.shape[1]} tokens came to a model with {limit} learned positions",
+                    f"position {int(position_ids.max())} came to a model with {limit} learned positions",
                     "Shorten the input, or train with rope, alibi, sinusoidal or no positions.",
                 )
             return x_BLW + self.places(position_ids)
@@ -302,6 +280,17 @@ class LangevinForCausalLM(LangevinPreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, value: Any) -> None:
         self.lm_head = value
 
+    @staticmethod
+    def create_masks_for_generate(
+        attention_mask: Tensor | None, past_key_values: Cache, **options: Any
+    ) -> Tensor | None:
+        """The mask that `generate` passes with a static cache: as wide as the cache, whatever the step."""
+        if attention_mask is None:
+            return None
+        unused = past_key_values.get_max_length() - attention_mask.shape[1]
+        return F.pad(attention_mask.bool(), (0, unused))
+
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -323,6 +312,7 @@ class LangevinForCausalLM(LangevinPreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            return_dict=True,
             **options,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -339,6 +329,5 @@ class LangevinForCausalLM(LangevinPreTrainedModel, GenerationMixin):
         )
 
 
-AutoConfig.register("langevin", LangevinConfig, exist_ok=True)
 AutoModel.register(LangevinConfig, LangevinModel, exist_ok=True)
 AutoModelForCausalLM.register(LangevinConfig, LangevinForCausalLM, exist_ok=True)

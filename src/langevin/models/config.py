@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from langevin.errors import UsageError, unknown
-from langevin.mixers.attention import no_alibi
+from langevin.mixers.mechanism import check_heads, no_alibi
 from langevin.mixers.spec import Spec, parse
 
 POSITIONS = ("none", "learned", "sinusoidal", "rope", "alibi")
@@ -53,11 +53,7 @@ class LangevinConfig(PreTrainedConfig):
         ):
             if value not in valid:
                 raise unknown(kind, str(value), valid)
-        if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
-            raise UsageError(
-                f"{self.num_attention_heads} heads do not divide a width of {self.hidden_size}",
-                f"Choose a number of heads that divides {self.hidden_size}.",
-            )
+        check_heads(self.hidden_size, self.num_attention_heads)
         if self.positions == "rope" and (self.hidden_size // self.num_attention_heads) % 2:
             raise UsageError("rope needs an even head width", "Choose another number of heads.")
         if self.num_hidden_layers < 1:
@@ -77,3 +73,6 @@ class LangevinConfig(PreTrainedConfig):
                 "Give one mixer, or one for each layer.",
             )
         return [parse(s) for s in specs] * (self.num_hidden_layers if len(specs) == 1 else 1)
+
+
+AutoConfig.register("langevin", LangevinConfig, exist_ok=True)

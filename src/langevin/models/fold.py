@@ -18,9 +18,10 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from langevin.errors import UsageError
-from langevin.mixers.attention import QKV, Attention, Scalars, Wrappers
 from langevin.mixers.drift import Drift, Noise
 from langevin.mixers.neighbor import NeighborMixer
+from langevin.mixers.scalars import Scalars, Wrappers
+from langevin.models.attention import QKV
 
 _PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "proj", "wo", "out_lin")
 # What an attention module may own beside it, if the projection is to follow the mixed values at once.
@@ -45,7 +46,7 @@ def fold(model: nn.Module) -> nn.Module:
     """Fold every drift of the model into the projection behind it, in place; the model is returned.
 
     For inference: what a folded model computes in eval mode is unchanged. Training noise behind a drift is
-    dropped with it. Works for models built of `langevin.mixers.Attention` and for converted ones.
+    dropped with it. Works for modules of `langevin.mixers.build`, own models and converted ones.
     """
     planned = [_planned(model, name, module) for name, module in model.named_modules()]
     folds = [f for f in planned if f is not None]
@@ -64,13 +65,13 @@ def _planned(model: nn.Module, name: str, module: nn.Module) -> _Fold | None:
         raise UsageError(
             f"{module.spec} has no output projection to fold drift into", "Keep the model as it is."
         )
-    mixer: Any = module.mixer if isinstance(module, Attention) else getattr(module, "langevin", None)
+    mixer: Any = getattr(module, "langevin", None)
     wrappers = mixer.spec.wrappers if isinstance(mixer, QKV) else ()
     first = next((i for i, w in enumerate(wrappers) if isinstance(w, Drift)), None)
     if first is None:
         return None
     a, c = _affine(mixer, first)
-    projection = module.out if isinstance(module, Attention) else _projection(model, name, module)
+    projection = _projection(model, name, module)
     if bool(c.any()) and projection.bias is None:
         raise UsageError(
             f"the drift of {name} shifts its output, and the projection behind it has no bias",
@@ -89,7 +90,7 @@ def _affine(mixer: QKV, first: int) -> tuple[Tensor, Tensor]:
     for config, scalars in parts:
         assert isinstance(scalars, Scalars)
         if isinstance(config, Drift):
-            gain, shift = config.affine({k: p.double() for k, p in scalars.as_dict().items()})
+            gain, shift = config.affine({k: p.double() for k, p in scalars().items()})
             a, c = gain * a, gain * c + shift
         elif not isinstance(config, Noise) or config.eval:
             raise UsageError(

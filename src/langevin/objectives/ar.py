@@ -96,6 +96,7 @@ class Strided:
     length: int
     stride: int | None = None  # default: length, without overlap
     batch: int = 8
+    counts: Callable[[Tensor], Tensor | None] = lambda targets: None  # which targets are asked for; all
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or len(self.tokens) < 2:
@@ -130,4 +131,6 @@ class Strided:
         for first, fresh in zip(starts.split(self.batch), done.split(self.batch), strict=True):
             positions = first[:, None] + place
             predicted = positions[:, :-1]
-            yield self.tokens[positions].long(), predicted >= fresh[:, None], predicted // self.length
+            tokens, scored = self.tokens[positions].long(), predicted >= fresh[:, None]
+            asked = self.counts(tokens[:, 1:])
+            yield tokens, scored if asked is None else scored & asked, predicted // self.length

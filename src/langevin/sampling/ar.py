@@ -14,7 +14,7 @@ B texts in a batch, T new tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -85,6 +85,7 @@ def generate(
     requests: list[Request],
     sampling: Sampling,
     *,
+    data: Mapping[str, Any] | None = None,
     context: int | None = None,
     batch: int = 16,
     streamer: BaseStreamer | None = None,
@@ -94,13 +95,14 @@ def generate(
 ) -> list[Text]:
     """One text for each request, in their order.
 
+    data is the manifest of what the model was trained on, which says how its texts began.
     finished(index, text) is called as soon as a text ends; stepped(indices, tokens) after every token of a
     batch. A streamer (transformers') shows the tokens of a single text as they come. note is told when
     texts grow beyond the context that the model was trained with.
     """
     if batch < 1:
         raise UsageError(f"batch={batch} must be 1 or more")
-    prompts = [encode_prompt(tokenizer, request.prompt) for request in requests]
+    prompts = [encode_prompt(tokenizer, request.prompt, data) for request in requests]
     longest = max(map(len, prompts), default=0)
     _refuse_too_long(model.config, longest, sampling.tokens)
     if context is not None and longest + sampling.tokens > context:

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langevin.errors import UsageError
+from langevin.runs.folder import sessions
 from langevin.studies.controls import not_controlled
 from langevin.studies.measuring import crossing
 from langevin.studies.metrics import described
@@ -22,12 +22,13 @@ from langevin.studies.results import Row, done
 from langevin.studies.statistics import compare_arms, summarise
 from langevin.studies.verdict import verdict
 from langevin.studies.words import listed
-from langevin.studies.work import ALONE, DECODING, read_json
+from langevin.studies.work import ALONE, DECODING, recorded
 
 if TYPE_CHECKING:
     from langevin.studies.terms import Size
 
 TUNED = "tuned.json"
+BEST = {"best": {"valid_loss": float}}  # in a run's record
 ENVIRONMENT = ("langevin", "python", "torch", "transformers", "system", "device", "threads", "commit")
 
 
@@ -45,11 +46,11 @@ def tuned(plan: Plan, folder: Path) -> tuple[Plan, dict[str, list[dict[str, Any]
     An arm without a finished trial keeps the shared rate. What was found when the first run began stands
     in tuned.json and is final: a trial that succeeds later must not change what runs were trained with.
     """
-    trials = read_json(folder / TUNED) or {
+    trials = recorded(folder / TUNED, {str: [{"lr": float, "valid_loss": (float, None)}]}) or {
         arm.name: [
             {"lr": rate, "valid_loss": record["best"]["valid_loss"] if record else None}
             for rate in plan.learning_rates()
-            for record in [read_json(trial_folder(folder, arm, rate) / "done.json")]
+            for record in [recorded(trial_folder(folder, arm, rate) / "done.json", BEST)]
         ]
         for arm in plan.arms
     }
@@ -73,11 +74,11 @@ def collect(
     if plan.tune:
         plan, trials = tuned(plan, folder)
     arms = []
-    decoding = read_json(folder / DECODING) or {}
+    decoding = recorded(folder / DECODING) or {}
     for arm in plan.arms:
         runs = [_record(run_folder(folder, arm, seed), seed, folder) for seed in plan.seeds]
         models = [run.pop("model", None) for run in runs]
-        alone = read_json(folder / arm.slug / ALONE)
+        alone = recorded(folder / arm.slug / ALONE)
         if alone:
             alone["decode_ms_per_token"] = decoding.get(arm.slug)
         known: dict[str, Any] = next((model for model in models if model), {})
@@ -95,8 +96,7 @@ def collect(
                 **({"tuning": trials[arm.name]} if trials else {}),
             }
         )
-    finished = [folder / run["path"] for arm in arms for run in done(arm)]
-    made = [written for run in finished if (written := read_json(run / "environment.json"))]
+    made = [one for arm in arms for run in done(arm) for one in sessions(folder / run["path"])]
     results = {
         "kind": "comparison",
         "title": plan.title or f"{len(plan.arms)} mixers on {Path(plan.settings.data).name}",
@@ -214,13 +214,11 @@ def failed_run(seed: int, path: str, error: str) -> dict[str, Any]:
 
 def _record(run: Path, seed: int, folder: Path) -> dict[str, Any]:
     path = run.relative_to(folder).as_posix()
-    done = read_json(run / "done.json")
+    done = recorded(run / "done.json", {"status": str, "values": dict, "cost": dict, "curve": list, **BEST})
     if done is None:
-        failed = read_json(run / "failed.json")
+        failed = recorded(run / "failed.json", {"error": str})
         return failed_run(seed, path, failed["error"] if failed else "it was not finished")
-    if not {"status", "best", "values", "cost", "curve"} <= done.keys():
-        raise UsageError(f"{run / 'done.json'} is not the record of a run", "Delete it, and start again.")
-    matched = read_json(run / "matched.json")
+    matched = recorded(run / "matched.json", {"loss": float, "values": dict})
     return {**done, "path": path, "at_matched_loss": matched}
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from langevin.errors import UsageError
 from langevin.runs import Run, load
+from langevin.runs.files import misfit
 from langevin.studies.collect import ENVIRONMENT, collect, complete, data_facts
-from langevin.studies.measuring import best_of, measured
+from langevin.studies.measuring import measured
 from langevin.studies.metrics import chosen, described
 from langevin.studies.plan import FILE, read_plan
-from langevin.studies.work import read_json
 
 # Settings that do not tell arms apart: the same thing is computed, elsewhere or with other leftovers.
 INCIDENTAL = (
@@ -96,17 +96,13 @@ def _expanded(paths: list[Path]) -> list[Path]:
 def _open(path: Path) -> Run:
     """A run whose files can be read."""
     run = load(path)
-    try:
-        _ = run.environment["data"]["splits"]
-        if not run.metrics("valid"):
-            raise UsageError(f"{path} has no evaluation yet", "Let it train on (--resume auto).")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, UsageError):
-            raise
+    misfits = misfit(run.environment["data"], {"splits": dict})
+    if misfits is not None:
         raise UsageError(
-            f"{path} cannot be read ({type(error).__name__}: {error})",
-            "Give whole run folders, made by langevin train.",
-        ) from error
+            f"{path} does not say what it was trained on: {misfits}", "Give whole run folders."
+        )
+    if not run.metrics("valid"):
+        raise UsageError(f"{path} has no evaluation yet", "Let it train on (--resume auto).")
     return run
 
 
@@ -114,18 +110,10 @@ def _evaluation(run: Run, say: Say) -> dict[str, Any]:
     from langevin.environment import pick_device
     from langevin.evaluation.runs import evaluate
 
-    path = run.path / "evaluation-test.json"
-    if path.exists():
-        found = read_json(path) or {}
-        if not {"rows", "step"} <= found.keys():
-            raise UsageError(
-                f"{path} is not an evaluation", f"Make it again: langevin evaluate {run.path}."
-            )
-        if found.get("step") == best_of(run)["step"]:
-            return found
-        say(f"evaluating {run.path} on test again: it was trained on since")
-    else:
-        say(f"evaluating {run.path} on test: it has not been")
+    try:
+        return run.evaluation("test", {"rows": list})
+    except UsageError as error:
+        say(f"evaluating {run.path} on test: {error.cause}")
     return evaluate(run, "test", device=pick_device("auto"))[0]
 
 

@@ -7,7 +7,6 @@ of one arm is paired with the runs of the others that have its seed.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shlex
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import Any, Literal
 import yaml
 
 from langevin.errors import UsageError
+from langevin.runs.files import write_text
 from langevin.settings import TrainConfig, read_yaml
 from langevin.studies import metrics as known_metrics
 
@@ -206,9 +206,7 @@ def settle(plan: Plan, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
             return {key: before.get(key) for key in about}
         seen = (folder / "results.json").exists()
         about = {**about, "added": [*(before.get("added") or []), *(added if seen else [])]}
-    temporary = folder / f".{FILE}.writing"
-    temporary.write_text(yaml.safe_dump({**now, **about}, sort_keys=False, allow_unicode=True))
-    os.replace(temporary, folder / FILE)
+    write_text(folder / FILE, yaml.safe_dump({**now, **about}, sort_keys=False, allow_unicode=True))
     return about
 
 

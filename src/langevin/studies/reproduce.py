@@ -9,7 +9,6 @@ on where it stopped.
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from langevin.bench.mixers import Settings, bench_mixers
 from langevin.bench.training import bench_training
 from langevin.environment import environment, pick_device
 from langevin.errors import UsageError, unknown
+from langevin.runs.files import read_json, write_json, write_text
 from langevin.studies.claims import in_short, published, published_speeds, published_trends
 from langevin.studies.collect import unmatched
 from langevin.studies.measuring import EVALUATED
@@ -31,7 +31,6 @@ from langevin.studies.report.speed_page import speed_page
 from langevin.studies.runner import On, compare
 from langevin.studies.statistics import summarise
 from langevin.studies.verdict import verdict
-from langevin.studies.work import write_json
 from langevin.studies.workers import Workers
 
 Results = dict[str, Any]
@@ -70,7 +69,7 @@ def reproduce(
             say(f"{part.name}: {place}")
         results = compare(plan, place, workers=workers, on=on, quiet=quiet, finish=finish, hired=hired)
         _tidy(results, place)
-        return part, dict(json.loads((place / "results.json").read_text()))
+        return part, read_json(place / "results.json")
 
     with Workers(1, plans[0][1].threads) as hired:
         parts = [made(part, plan) for part, plan in plans]
@@ -212,8 +211,6 @@ def _tidy(results: Results, folder: Path) -> None:
 def _written(results: Results, page: str, folder: Path) -> Results:
     """The page and the numbers in the folder; the numbers as they stand there."""
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / ".report.html.writing"
-    draft.write_text(page, encoding="utf-8")
-    draft.replace(folder / "report.html")
+    write_text(folder / "report.html", page)
     write_json(folder / "results.json", results)
-    return dict(json.loads((folder / "results.json").read_text()))
+    return dict(read_json(folder / "results.json"))

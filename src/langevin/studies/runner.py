@@ -14,18 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from filelock import FileLock, Timeout
-
 from langevin.environment import pick_device
-from langevin.errors import UsageError
+from langevin.runs.files import write_json
+from langevin.runs.folder import Lock
 from langevin.studies import terms
-from langevin.studies.collect import TUNED, collect, data_facts, run_folder, trial_folder, tuned
+from langevin.studies.collect import BEST, TUNED, collect, data_facts, run_folder, trial_folder, tuned
 from langevin.studies.display import Display
 from langevin.studies.measuring import EVALUATED, was_shared
 from langevin.studies.plan import TUNING_SEED, Plan, begun, settle
 from langevin.studies.report import write_report
 from langevin.studies.sharing import divide, spelled_out
-from langevin.studies.work import Job, finished, read_json, tidied, work, write_json
+from langevin.studies.work import Job, finished, recorded, tidied, work
 from langevin.studies.workers import Began, Ended, Tick, Workers
 from langevin.tasks import TASKS
 from langevin.training.signals import heeding_signals
@@ -79,7 +78,7 @@ def compare(
         "workers": at_once,
         "added": [],
     }
-    with _alone(folder):
+    with Lock(folder):
         about = settle(plan, folder, about)
         if shared:
             display.say(f"up to {at_once} runs at a time share the GPU")
@@ -152,7 +151,7 @@ def run_jobs(plan: Plan, folder: Path, shared: bool = False) -> list[Job]:
 def matching_jobs(plan: Plan, jobs: list[Job]) -> list[Job]:
     """The finished runs at the loss they all reached, by the models they kept on the way."""
     done = [job for job in jobs if finished(job)]
-    records = [read_json(job.record) for job in done]
+    records = [recorded(job.record, BEST) for job in done]
     loss = max((record["best"]["valid_loss"] for record in records if record), default=None)
     if loss is None or len(plan.arms) < 2:
         return []
@@ -206,23 +205,6 @@ class Here:
             ended(job, outcome)
             tidied(job)
             tick()
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two comparisons in one folder would write over each other."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UsageError(
-            f"another comparison is running in {folder}", "Wait for it, or choose another --out."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _interrupt(number: int) -> None:

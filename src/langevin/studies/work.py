@@ -6,14 +6,13 @@ rest is done anew, and `done.json` is written last and in one move. A run that h
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from langevin.errors import UsageError, one_line
+from langevin.runs.files import read_json, write_json
 from langevin.settings import TrainConfig
 from langevin.studies.measuring import SHARED, best_of, measured, measured_at, was_shared
 
@@ -74,9 +73,6 @@ def work(job: Job) -> Outcome:
     """Make one run, or go on with it; what happened. `tidied` is for afterwards."""
     import torch
 
-    from langevin.runs import quiet_transformers
-
-    quiet_transformers()
     if finished(job):
         return Outcome("done")
     threads = torch.get_num_threads()
@@ -184,7 +180,7 @@ def _decoded(job: Job) -> Outcome:
 def finished(job: Job) -> bool:
     """Whether the record of the job is there; at a matched loss, of that very loss; of decoding, with all
     arms."""
-    record = read_json(job.record)
+    record = recorded(job.record)
     if record is None:
         return False
     if job.decoding:
@@ -201,27 +197,9 @@ def fail(job: Job, error: str) -> Outcome:
     return Outcome("failed", error=error)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A record, or None where there is none."""
-    try:
-        value = json.loads(path.read_text())
-        if not isinstance(value, dict):
-            raise ValueError("it is not a table")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "Delete it, and start again.") from error
-    return value
-
-
-def write_json(path: Path, value: Any) -> None:
-    """In one move: the file is whole or not there."""
-    temporary = path.with_name(f".{path.name}.writing")
-    with open(temporary, "w") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def recorded(path: Path, shape: Any = dict) -> Any:
+    """What a record holds, of a shape as in `files.misfit`; None where there is none."""
+    return read_json(path, shape, "Delete it, and start again.", optional=True)
 
 
 def _drop_torn(folder: Path) -> None:

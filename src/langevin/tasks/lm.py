@@ -43,7 +43,7 @@ class LanguageModelling(Task):
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
         from langevin import data
 
-        own = {} if self.text_column is None else {"text_column": self.text_column}
+        own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
         tokenizer = config.tokenizer
         if tokenizer is None and config.init is not None:
             from langevin.models.pretrained import tokenizer_of
@@ -98,6 +98,7 @@ class LanguageModelling(Task):
 
         from langevin.evaluation import calibration, likelihood
         from langevin.evaluation.attention import learned_scalars
+        from langevin.evaluation.documents import Documents
         from langevin.objectives.ar import Strided
 
         refuse_training_split(split)
@@ -112,13 +113,16 @@ class LanguageModelling(Task):
         masked = self.masks(corpus)
 
         def windows(name: str) -> Iterable[Any]:
+            if masked:
+                return Documents(corpus, name, context, stride, batch, limit)
             tokens = torch.from_numpy(corpus.tokens(name)[:limit].astype("int64"))
-            return Strided(tokens, context, stride, batch)
+            return Strided(tokens, context, stride, batch, counts=corpus.scored)
 
         model = model.to(device)
         fit = calibration.fit_temperature(model, windows("valid"), device=device)
         plain, scaled = likelihood.score_at(model, windows(split), (1.0, fit.value), device=device)
-        characters, utf8_bytes = corpus.scored_text(split, limit)
+        # In a stream the first token is context; the first of a document follows its separator.
+        characters, utf8_bytes = corpus.text_size(split, 0 if masked else 1, limit)
         found = likelihood.summary(plain, characters=characters, utf8_bytes=utf8_bytes, resamples=resamples)
         calibrated, rescaled = (
             calibration.measure(scores, resamples=resamples, simulations=resamples)

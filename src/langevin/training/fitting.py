@@ -1,4 +1,5 @@
-"""How many parts a step takes and how many steps a budget has, found by trying on the device itself."""
+"""How many parts a step takes, how many steps a budget has and how much of it evaluations take, found by
+trying on the device itself."""
 
 from __future__ import annotations
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from langevin.training.loop import Trainer
 
 LOOKS = 10  # evaluations in a run, unless eval_every says otherwise
+LEAST = 3  # evaluations in a run of a few minutes
+SHARE = 0.05  # of a budget in minutes that evaluations take
+AGAIN = 5.0  # seconds between two estimates of the pace
+SETTLED = 5  # steps before the first: those before may compile
 
 
 def budget(trainer: Trainer) -> int:
@@ -27,15 +32,52 @@ def budget(trainer: Trainer) -> int:
         return config.steps
     if config.minutes is None:
         return max(1, math.ceil((config.tokens or 10_000_000) / trainer.a_step))
-    a_look = config.eval_tokens / trainer.a_step / 3
-    return max(20, int(config.minutes * 60 / seconds_a_step(trainer) - LOOKS * a_look))
+    return max(1, int((1 - SHARE) * config.minutes * 60 / seconds_a_step(trainer)))
 
 
-def within(trainer: Trainer, minutes: float) -> int:
-    """The steps that fit into the minutes, by the pace so far: a machine may slow down."""
-    state = trainer.state
-    left = minutes * 60 - state.seconds
-    return max(state.step, int(state.step + left * state.step / state.seconds))
+class Pace:
+    """The steps that fit into so many minutes, by the pace of the last few seconds, which may change."""
+
+    def __init__(self, minutes: float, first: int) -> None:
+        self.seconds, self.first = minutes * 60, first
+        self.since: tuple[int, float] | None = None  # step and seconds of training when it was last told
+
+    def total(self, step: int, spent: float, trained: float) -> int | None:
+        """Told every step: the seconds spent of the budget, and those of training; None: too early."""
+        if spent >= self.seconds:
+            return step
+        if self.since is None:
+            self.since = (step, trained) if step >= self.first + SETTLED else None
+            return None
+        steps, seconds = step - self.since[0], trained - self.since[1]
+        if seconds < AGAIN:
+            return None
+        self.since = (step, trained)
+        return max(step, int(step + (1 - SHARE) * (self.seconds - spent) * steps / seconds))
+
+
+def looks_of(trainer: Trainer) -> tuple[int, int]:
+    """How many evaluations there are, and at how many of the validation batches each looks."""
+    config, batches = trainer.config, trainer.feed.held_out
+    if config.minutes is None or config.eval_every is not None:
+        return LOOKS, len(batches)
+    times = []
+    trainer.model.eval()
+    with torch.no_grad():
+        for _ in range(2):  # the first one warms up
+            begin = time.perf_counter()
+            float(trainer.loss(batches[0])[0])
+            times.append(time.perf_counter() - begin)
+    trainer.model.train()
+    return looks_within(config.minutes * 60, times[-1], len(batches))
+
+
+def looks_within(seconds: float, a_batch: float, batches: int) -> tuple[int, int]:
+    """The looks, and the batches of each, that take a SHARE of the time: ten looks at all batches; where
+    that is too much fewer looks, down to three; where these are, fewer batches."""
+    room = SHARE * seconds / a_batch
+    looks = min(LOOKS, max(LEAST, int(room / batches)))
+    return looks, max(1, min(batches, int(room / looks)))
 
 
 def seconds_a_step(trainer: Trainer) -> float:
@@ -55,14 +97,10 @@ def fitting_parts(trainer: Trainer) -> int:
     rows = trainer.feed.rows
     if trainer.config.accumulate is not None or not trainer.on_gpu or trainer.world.size > 1:
         return min(rows, trainer.config.accumulate or 1)
-    fresh = not any(optimizer.state for optimizer in trainer.update.optimizers)
 
     def fits(parts: int) -> bool:
         try:
-            # Room for the moments, where they are not there yet.
-            held = [torch.empty_like(p) for p in trainer.model.parameters() for _ in range(2 * fresh)]
             _try(trainer, parts)
-            del held
         except torch.OutOfMemoryError:
             trainer.update.forget_gradients()
             torch.cuda.empty_cache()

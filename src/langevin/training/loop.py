@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,8 @@ from langevin.objectives import OBJECTIVES, Batch, Objective
 from langevin.settings import TrainConfig
 from langevin.tasks import TASKS
 from langevin.training import checkpoint, parallel
-from langevin.training.fitting import LOOKS, budget, fitting_parts, within
+from langevin.training.checkpoint import State
+from langevin.training.fitting import Pace, budget, fitting_parts, looks_of
 from langevin.training.graphs import Replayed
 from langevin.training.optim import Update, factor, set_rate
 from langevin.training.parallel import World
@@ -40,21 +40,6 @@ from langevin.training.signals import heeding_signals
 SAVE_SECONDS = 30.0  # at least so much training between checkpoints, unless checkpoint_every says otherwise
 AHEAD = 8  # steps the host may be ahead of a GPU
 WARM = 3  # steps before one is captured as a graph
-
-
-@dataclass
-class State:
-    """What a run remembers besides weights."""
-
-    step: int = 0
-    total: int = 0
-    best_loss: float = math.inf
-    best_step: int | None = None
-    bad_steps: int = 0  # skipped in all
-    bad_in_a_row: int = 0
-    loss_scale: float | None = None
-    good_steps: int = 0  # since the scale of the loss last changed
-    seconds: float = 0.0  # with evaluations, over all sessions
 
 
 class Trainer:
@@ -101,24 +86,30 @@ class Trainer:
 
     def run(self, progress: Progress) -> State:
         """Train to the end of the budget, or until a signal asks to stop."""
-        with heeding_signals(self.ask):
-            for _ in self.steps(progress):
-                pass
+        try:
+            with heeding_signals(self.ask):
+                for _ in self.steps(progress):
+                    pass
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(checkpoint.remedy(self.folder, "stopped at once.")) from error
         return self.state
 
     def steps(self, progress: Progress) -> Generator[None]:
         """Train, giving way after every step: several runs can take turns on one device."""
-        config = self.config
+        config, state = self.config, self.state
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._stream():
             self.parts = fitting_parts(self)
-            if not self.state.total and config.steps != 0:
-                self.state.total = int(self.world.agree(budget(self)))
-            every = config.eval_every or max(1, math.ceil(self.state.total / LOOKS))
-            progress.start(self.state, self)
+            if not state.total and config.steps != 0:
+                state.total = int(self.world.agree(budget(self)))
+            if not state.looks:
+                looks, batches = (int(self.world.agree(n)) for n in looks_of(self))
+                state.looks, state.looked_at = looks, state.looked_at or batches
+            del self.feed.held_out[state.looked_at :]
+            progress.start(state, self)
         try:
-            yield from self._train(progress, every)
+            yield from self._train(progress)
             with self._stream():
                 progress.last(self.state, self)
         finally:
@@ -126,8 +117,9 @@ class Trainer:
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
-    def _train(self, progress: Progress, every: int) -> Iterator[None]:
-        config, saved_at = self.config, time.monotonic()
+    def _train(self, progress: Progress) -> Iterator[None]:
+        saved_at, trained = time.monotonic(), 0.0
+        pace = Pace(self.config.minutes, self.state.step) if self.config.minutes is not None else None
         if not self.state.total:  # nothing to train: the model as it starts
             with self._stream():
                 self._evaluate(progress)
@@ -139,16 +131,26 @@ class Trainer:
                 self.state.step += 1
                 self._heed()
                 progress.step(self.state, self)
+                took = time.perf_counter() - begin
+                trained, self.state.seconds = trained + took, self.state.seconds + took
+                if pace is not None:
+                    self._estimate(pace, trained)
+                every = self.config.eval_every or max(1, math.ceil(self.state.total / self.state.looks))
                 looked = self.state.step % every == 0 or self.state.step == self.state.total
                 if looked:
                     self._evaluate(progress)
-                self.state.seconds += time.perf_counter() - begin
-                if config.minutes is not None and self.state.step % every == 0:
-                    self.state.total = int(self.world.agree(within(self, config.minutes)))
+                    self.state.seconds += time.perf_counter() - begin - took
                 if self._due(looked, saved_at):
                     self.save()
                     saved_at = time.monotonic()
             yield
+
+    def _estimate(self, pace: Pace, trained: float) -> None:
+        """The steps of a budget in minutes anew: alone at any step, among several when they next agree."""
+        state = self.state
+        total = pace.total(state.step, state.seconds, trained)
+        if self.world.size == 1 or state.step % AHEAD == 0:
+            state.total = int(self.world.agree(total or state.total))
 
     def _due(self, looked: bool, saved_at: float) -> bool:
         """Whether a checkpoint is to be written now."""
@@ -160,32 +162,18 @@ class Trainer:
 
     def save(self) -> None:
         self.read_counters()
-        kept = {name: value for name, value in asdict(self.state).items() if name != "step"}
-        folder, update = self.folder / "checkpoints", self.update
-        checkpoint.save(
-            folder,
-            self.state.step,
-            self.model,
-            update.optimizers,
-            kept,
-            update.average,
-            world=self.world,
-        )
+        folder = self.folder / "checkpoints"
+        checkpoint.save(folder, self.state, self.held(), self.world)
         if self.world.first:
             checkpoint.prune(folder, self.config.keep, self.state.best_step, self.state.step)
         self.world.wait()
 
     def resume(self, path: Path) -> None:
-        values, average = checkpoint.load(path, self.model, self.update.optimizers, self.world.rank)
-        self.state = State(**values)
-        self.update.skipped.copy_(torch.tensor([self.state.bad_steps, self.state.bad_in_a_row]))
-        if self.update.scale is not None and self.state.loss_scale is not None:
-            self.update.scale.fill_(self.state.loss_scale)
-            self.update.good.fill_(self.state.good_steps)
-        if average is not None and self.update.average is not None:
-            with torch.no_grad():
-                for name, x in self.update.average.items():
-                    x.copy_(parallel.like(average[name], x))
+        self.state = checkpoint.load(path, self.held(), self.world.rank)
+
+    def held(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint holds."""
+        return {"weights": checkpoint.weights(self.model), **self.update.tensors()}
 
     def _step(self, step: int) -> None:
         set_rate(self.update.optimizers, factor(step, self.state.total, self.config))
@@ -207,10 +195,8 @@ class Trainer:
                 summed, count = self.backward(part)
             total, counted = total + summed, counted + count
         counted = self.world.summed(counted)
-        if isinstance(counted, Tensor):  # else it is what the gradients were divided by
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            torch._foreach_mul_(gradients, self.a_step / counted.clamp_min(1))
-        self.update()
+        # A plain count is what the gradients were divided by.
+        self.update(self.a_step / counted.clamp_min(1) if isinstance(counted, Tensor) else None)
         loss = total / counted
         finite = loss.isfinite()
         self.lost += torch.stack([torch.where(finite, loss, 0.0), finite.float()])
@@ -245,28 +231,18 @@ class Trainer:
 
     def read_counters(self) -> None:
         """Fetch from the device what steps were left out; too many in a row end the run."""
-        skipped = self.update.skipped.tolist()
-        self.state.bad_steps, self.state.bad_in_a_row = int(skipped[0]), int(skipped[1])
-        if self.update.scale is not None:
-            self.state.loss_scale = float(self.update.scale)
-            self.state.good_steps = int(self.update.good)
-        if self.state.bad_in_a_row >= self.config.max_bad_steps:
+        self.state.bad_steps, in_a_row = (int(x) for x in self.update.skipped.tolist())
+        if in_a_row >= self.config.max_bad_steps:
             last = self.state.step - 1 if self.on_gpu else self.state.step
             raise WorkError(
-                f"the gradient was not finite for {self.state.bad_in_a_row} steps, the last being step "
-                f"{last} ({self.feed.where(last)})",
-                "Lower --lr, raise --warmup, or use --precision fp32; the last checkpoint is whole.",
+                f"the gradient was not finite for {in_a_row} steps, the last being step {last} "
+                f"({self.feed.where(last)})",
+                checkpoint.remedy(self.folder, "Lower --lr, raise --warmup, or use --precision fp32."),
             )
 
     def model_flops(self) -> float:
         """Training FLOPs a token."""
         return flops_of(self.model, self.config.context)
-
-    def whole_weights(self) -> dict[str, Tensor] | None:
-        """The weights in one piece where they are spread over processes; None: they are."""
-        if self.world.size == 1 or self.config.parallel == "ddp":
-            return None
-        return {name: parallel.whole(x) for name, x in self.model.state_dict().items()}
 
     def mean_loss(self) -> float:
         """The mean training loss since it was last asked for, of the steps that had one."""
@@ -281,7 +257,7 @@ class Trainer:
             if not math.isfinite(loss):
                 raise WorkError(
                     f"the validation loss at step {state.step} is {loss}",
-                    "Lower --lr or use --precision fp32; the last checkpoint is whole.",
+                    checkpoint.remedy(self.folder, "Lower --lr or use --precision fp32."),
                 )
             if loss < state.best_loss:
                 state.best_loss, state.best_step = loss, state.step

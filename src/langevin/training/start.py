@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -11,26 +10,32 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
-from langevin.environment import can_compile, environment, pick_device
+from langevin.data import names
+from langevin.environment import can_compile, pick_device, session
 from langevin.errors import UsageError
 from langevin.mixers import parse
 from langevin.models import backbone
 from langevin.models.config import LangevinConfig
 from langevin.models.cost import flops_of
-from langevin.models.pretrained import pretrained, trained_length
+from langevin.models.pretrained import located, pretrained, trained_length, without_weights
 from langevin.objectives import OBJECTIVES
+from langevin.runs.files import write_text
+from langevin.runs.folder import Lock, add_session, check_data, opened
+from langevin.runs.load import weight_files
 from langevin.settings import TrainConfig
 from langevin.tasks import TASKS
-from langevin.training import checkpoint, track
+from langevin.training import checkpoint, parallel, track
 from langevin.training.fitting import budget, seconds_a_step
 from langevin.training.loop import Trainer
 from langevin.training.parallel import World
 from langevin.training.progress import Progress, cut_metrics
 
 # Settings that may change when a run goes on: they do not change what is computed, or say how far it goes.
+BUDGET = ("tokens", "steps", "minutes")
 MAY_CHANGE = (
     *("device", "keep", "checkpoint_every", "accumulate", "parallel", "graphs", "track"),
-    *("tokens", "steps", "minutes"),
+    *BUDGET,
+    *("data", "tokenizer"),  # where they are: their hashes are compared
 )
 # What a pretrained model decides.
 SHAPE = ("layers", "width", "heads", "kv_heads", "positions", "mlp", "mlp_width", "norm", "qk_norm", "tie")
@@ -54,23 +59,39 @@ def prepared(
     config = resolved(config, device)
     folder = out or default_folder(config)
     console = Console(stderr=True, quiet=quiet or not world.first)
-    going_on = world.ask_first(lambda: _open(folder, config, resume))
+    locks: list[Lock] = []
+
+    def claimed() -> TrainConfig | None:
+        locks.append(Lock(folder))
+        return _open(folder, config, resume)
+
+    before = world.ask_first(claimed)
+    if before is not None and _budget(config) == (None, None, None):
+        config = replace(config, **{name: getattr(before, name) for name in BUDGET})
     track.check(_tracked(config))
     data = TASKS.parse(config.task).prepare(config, progress=not quiet and world.first)
+    if before is not None:
+        check_data(folder, data.manifest, config.data)
     torch.manual_seed(config.seed)
-    trainer = Trainer(config, build(config, data).to(device), data, folder, world)
-    if world.first:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(config.as_yaml())
-        about = {**environment(device), "data": data.manifest}
-        (folder / "environment.json").write_text(json.dumps(about, indent=1))
-    else:
+    spread = world.size > 1 and config.parallel == "fsdp"
+    files = weight_files(Path(located(config.init))) if spread and config.init is not None else ()
+    model = parallel.built(lambda: build(config, data, spread), config.parallel, world, device, files)
+    trainer = Trainer(config, model, data, folder, world)
+    if not world.first:
         torch.manual_seed(hash((config.seed, world.rank)))
-    if going_on:
+    if before is not None:
         _go_on(trainer, console)
+        if _budget(config) != _budget(before):
+            _go_further(trainer, console)
+    if world.first:
+        write_text(folder / "config.yaml", config.as_yaml())
+        cut_metrics(folder / "metrics.jsonl", trainer.state.step)
+        add_session(folder, session(device, trainer.state.step, data.manifest))
     wanted = _tracked(config) if world.first else []
     trackers = track.trackers(wanted, folder, asdict(config), trainer.state.step)
-    return trainer, Progress(folder, quiet, writes=world.first, trackers=trackers)
+    return trainer, Progress(
+        folder, quiet, writes=world.first, trackers=trackers, lock=next(iter(locks), None)
+    )
 
 
 def _tracked(config: TrainConfig) -> list[str]:
@@ -80,21 +101,32 @@ def _tracked(config: TrainConfig) -> list[str]:
 def _go_on(trainer: Trainer, console: Console) -> None:
     refused: list[str] = []
     world, folder = trainer.world, trainer.folder / "checkpoints"
-    last = checkpoint.newest(folder, refused) if world.first else None
-    instead = "the one before it is used" if last is not None else "there is none before it"
+    last = world.ask_first(lambda: checkpoint.newest(folder, trainer.held(), refused))
     for problem in refused:
-        console.print(f"refused checkpoint {problem}; {instead}", style="yellow")
-    step = int(world.agree(int(last.name.partition("-")[2]) if last is not None else -1))
-    last = folder / f"step-{step}" if step >= 0 else None
+        console.print(f"refused checkpoint {problem}; the one before it is used", style="yellow")
     if last is not None and not last.is_dir():
         raise UsageError(
             f"process {world.rank} does not see {last}", "Put --out on a disk that all machines share."
         )
     if last is not None:
         trainer.resume(last)
-    if trainer.world.first:
-        cut_metrics(trainer.folder / "metrics.jsonl", trainer.state.step)
     console.print(f"going on from step {trainer.state.step}")
+
+
+def _go_further(trainer: Trainer, console: Console) -> None:
+    """Another budget than the run had: count its steps anew."""
+    state, total = trainer.state, int(trainer.world.agree(budget(trainer)))
+    if total < state.step:
+        raise UsageError(
+            f"{trainer.folder} is at step {state.step} already, beyond a budget of {total} steps",
+            "Give a larger budget, or another --out.",
+        )
+    state.total, state.looks = total, 0
+    console.print(f"up to step {total}, with the learning rates of a run of that length")
+
+
+def _budget(config: TrainConfig) -> tuple[float | None, ...]:
+    return tuple(getattr(config, name) for name in BUDGET)
 
 
 def resolved(config: TrainConfig, device: str) -> TrainConfig:
@@ -109,6 +141,7 @@ def resolved(config: TrainConfig, device: str) -> TrainConfig:
     whole: Literal["on", "off"] = "on" if on_gpu and can_compile(device) else "off"
     config = replace(
         config,
+        data=_absolute(config.data),
         precision=half if config.precision == "auto" else config.precision,
         compile=whole if config.compile == "auto" else config.compile,
     )
@@ -118,13 +151,20 @@ def resolved(config: TrainConfig, device: str) -> TrainConfig:
     return _like_the_pretrained(config)
 
 
-def build(config: TrainConfig, data: Any) -> Any:
-    """The model of a config, for the data it reads: new, or from pretrained weights."""
+def _absolute(data: str) -> str:
+    """A path that will be right from any folder; a name stays one."""
+    place = Path(data).expanduser()
+    return str(place.absolute()) if place.exists() and data not in {row.name for row in names()} else data
+
+
+def build(config: TrainConfig, data: Any, spread: bool = False) -> Any:
+    """The model of a config, for the data it reads: new, or from pretrained weights, which one that is to
+    be spread over processes does not get here."""
     settings = TASKS.parse(config.task).model_settings(config, data)
     if config.init is None:
         head = getattr(backbone, OBJECTIVES.parse(config.objective).head)
         return head(model_config(config, **settings)).train()
-    model = pretrained(config.init, config.mixer)
+    model = (without_weights if spread else pretrained)(config.init, config.mixer)
     if settings["vocab_size"] > model.get_input_embeddings().weight.shape[0]:
         raise UsageError(
             f"the tokenizer has {settings['vocab_size']} tokens, {config.init} only "
@@ -207,22 +247,16 @@ def default_folder(config: TrainConfig) -> Path:
     return Path("runs") / f"{name}-{config.seed}"
 
 
-def _open(folder: Path, config: TrainConfig, resume: bool) -> bool:
-    """Whether the folder holds a run to go on with; raises where that is not what was asked for."""
-    if not (folder / "config.yaml").exists():
-        if folder.exists() and any(folder.iterdir()):
-            raise UsageError(f"{folder} holds something else", "Choose another --out.")
-        return False
-    if not resume:
-        raise UsageError(
-            f"{folder} holds a run already", "Go on with it by --resume auto, or choose another --out."
-        )
-    before = asdict(TrainConfig.read(folder / "config.yaml"))
+def _open(folder: Path, config: TrainConfig, resume: bool) -> TrainConfig | None:
+    """The settings of the run that the folder holds, to go on with; raises where that was not asked for."""
+    if opened(folder, resume) != "trained":
+        return None
+    before = TrainConfig.read(folder / "config.yaml")
     for f in fields(TrainConfig):
-        now = getattr(config, f.name)
-        if before[f.name] != now and f.name not in MAY_CHANGE:
+        then, now = getattr(before, f.name), getattr(config, f.name)
+        if then != now and f.name not in MAY_CHANGE:
             raise UsageError(
-                f"{folder} was trained with {f.name}={before[f.name]!r}, not {now!r}",
+                f"{folder} was trained with {f.name}={then!r}, not {now!r}",
                 "Give the same settings, or another --out.",
             )
-    return True
+    return before

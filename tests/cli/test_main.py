@@ -50,7 +50,7 @@ def test_no_command_is_help_and_version_is_known():
         (["bench", "mixers", "softmacs"], "Did you mean 'softmax'"),
         (["bench", "mixers", "--json", "nowhere/x.json"], "no such folder: nowhere"),
         (["convert", "no/such/model", "softmax", "--out", "x"], "no/such/model"),
-        (["convert", "x", "hear", "--out", "y"], "Did you mean 'heat'"),
+        (["convert", ".", "hear", "--out", "y"], "Did you mean 'heat'"),
     ],
 )
 def test_a_wrong_command_is_one_line_of_cause_and_one_of_remedy(arguments, said, capsys):
