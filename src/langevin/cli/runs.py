@@ -103,7 +103,7 @@ class WithSettings:
         return cls.of(arguments, config, **options)
 
     @classmethod
-    def of(cls, arguments: list[str], config: TrainConfig, **options: Any) -> Any:
+    def of(cls, arguments: list[str], config: TrainConfig, /, **options: Any) -> Any:
         """The options with these settings, and those of the task under a heading of its own."""
         parts = {
             name: group(**{f.name: getattr(config, f.name) for f in fields(group)})
