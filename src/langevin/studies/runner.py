@@ -56,18 +56,16 @@ def compare(
     """
     device = pick_device(plan.settings.device)
     plan = replace(plan, settings=replace(plan.settings, device=device))
-    task = TASKS.parse(plan.settings.task)
-    data = task.prepare(plan.settings, progress=not quiet)
+    data = TASKS.parse(plan.settings.task).prepare(plan.settings, progress=not quiet)
     if plan.equalise:
         plan = terms.equalised(plan, data)
     sizes = terms.sizes(plan, data)
-    vocab_size = task.model_settings(plan.settings, data)["vocab_size"]
-    plan = spelled_out(plan, sizes, vocab_size, device, begun(folder))
+    plan = spelled_out(plan, sizes, device, begun(folder))
     display = Display(quiet)
     for sentence in terms.unequal(sizes):
         hint = "" if plan.equalise else "; --equalise makes them equal"
         display.say(sentence + hint, style="yellow")
-    workers = divide(plan, sizes, vocab_size, device, workers)
+    workers = divide(plan, sizes, device, workers)
     if on == "ray" and device != "cpu":
         workers = 1  # each has a GPU to itself
     at_once = max(1, min(workers, len(plan.arms) * len(plan.seeds)))
