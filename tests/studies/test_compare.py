@@ -189,18 +189,18 @@ def test_arms_that_cannot_be_made_equal_are_refused(tmp_path):
 
 def test_a_run_that_cannot_be_measured_at_the_matched_loss_is_told_and_tried_again(tmp_path, monkeypatch):
     one = plan(tmp_path, seeds=(0,), shape={"keep_evaluated": True})
-    whole = work._matched
+    whole = work.measured_at
 
-    def fails(job, loss):
-        if job.config.mixer == "ssmax":
+    def fails(run, *rest):
+        if run.config.mixer == "ssmax":
             raise RuntimeError("out of memory")
-        return whole(job, loss)
+        return whole(run, *rest)
 
-    monkeypatch.setattr(work, "_matched", fails)
+    monkeypatch.setattr(work, "measured_at", fails)
     first = compare(one, tmp_path / "cmp", workers=0, quiet=True)
     assert unmatched(first) == [("ssmax", 0)]
     assert "ssmax seed 0 could not be measured at the matched loss." in first["not_controlled"]
-    monkeypatch.setattr(work, "_matched", whole)
+    monkeypatch.setattr(work, "measured_at", whole)
     assert unmatched(compare(one, tmp_path / "cmp", workers=0, quiet=True)) == []
 
 
