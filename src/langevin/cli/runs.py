@@ -103,7 +103,7 @@ class WithSettings:
         return cls.of(arguments, asdict(config), **options)
 
     @classmethod
-    def of(cls, arguments: list[str], settings: dict[str, Any], **options: Any) -> Any:
+    def of(cls, arguments: list[str], settings: dict[str, Any], /, **options: Any) -> Any:
         """The options with these settings, and those of the task under a heading of its own."""
         parts = {
             name: group(**{f.name: settings[f.name] for f in fields(group) if f.name in settings})
