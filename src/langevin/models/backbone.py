@@ -99,6 +99,8 @@ class LangevinPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ("LangevinBlock",)
     _skip_keys_device_placement = ("past_key_values",)
+    _supports_sdpa = True
+    _supports_attention_backend = True
     _can_compile_fullgraph = True
 
     def __init__(self, config: LangevinConfig) -> None:
@@ -114,7 +116,7 @@ class LangevinPreTrainedModel(PreTrainedModel):
         missing = [k for k in info["missing_keys"] if ".blocks." in f".{k}" and ".scalars." not in k]
         if missing and "state_dict" not in kwargs:
             raise WorkError(
-                f"{len(missing)} weights are missing in {args[0]}, the first being {missing[0]}",
+                f"{args[0]} lacks {len(missing)} of the model's weights, the first being {missing[0]}",
                 "Load it with the settings it was saved with, or save it again.",
             )
         return (model, info) if output_loading_info else model
@@ -180,12 +182,19 @@ class LangevinModel(LangevinPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
-        use_cache = config.use_cache if use_cache is None else use_cache
         weighed = config.output_attentions if output_attentions is None else output_attentions
         shown = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        if use_cache and past_key_values is None and config.causal and not self._recomputes:
-            past_key_values = DynamicCache(config=config)
         view = self._view(x, attention_mask, position_ids, past_key_values, weighed)
+        if past_key_values is None and config.causal and not self._recomputes:
+            # Nobody goes on from packed documents unless they ask for it.
+            text = view.starts_BQ is None and view.dense_BQK is None
+            if config.use_cache and text if use_cache is None else use_cache:
+                past_key_values = DynamicCache(config=config)
+        if past_key_values is not None and view.starts_BQ is not None and readable(x):
+            raise UsageError(
+                "packed documents came with a cache, from which only one text can go on",
+                "Pass use_cache=False, or each document as a row of its own.",
+            )
         if position_ids is None:
             position_ids = (torch.arange(x.shape[1], device=x.device) + view.past)[None]
         rotation = self._rotation(position_ids, x.dtype)
