@@ -97,6 +97,7 @@ class LangevinPreTrainedModel(PreTrainedModel):
     config_class = LangevinConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    _input_embed_layer = "embed"
     _no_split_modules = ("LangevinBlock",)
     _skip_keys_device_placement = ("past_key_values",)
     _supports_sdpa = True
@@ -122,22 +123,12 @@ class LangevinPreTrainedModel(PreTrainedModel):
         return (model, info) if output_loading_info else model
 
     def _init_weights(self, module: nn.Module) -> None:
-        std = self.config.initializer_range
-        if isinstance(module, nn.Linear):
-            init.normal_(module.weight, mean=0.0, std=std)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, mean=0.0, std=std)
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            init.ones_(module.weight)
-            if getattr(module, "bias", None) is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, Scalars):
+        super()._init_weights(module)
+        if isinstance(module, Scalars):
             for name, value in module.start().items():
                 init.copy_(getattr(module, name), value)
         elif isinstance(module, LangevinBlock):  # branches add up over 2 · depth residual additions
-            small = std / math.sqrt(2 * self.config.num_hidden_layers)
+            small = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
             init.normal_(module.mlp.down.weight, mean=0.0, std=small)
             if isinstance(module.attention, Attention):
                 init.normal_(module.attention.o_proj.weight, mean=0.0, std=small)
@@ -159,12 +150,6 @@ class LangevinModel(LangevinPreTrainedModel):
             self._keep_in_fp32_modules_strict = ("scalars",)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed
-
-    def set_input_embeddings(self, value: Any) -> None:
-        self.embed = value
-
     @can_return_tuple
     def forward(
         self,
@@ -185,7 +170,8 @@ class LangevinModel(LangevinPreTrainedModel):
         weighed = config.output_attentions if output_attentions is None else output_attentions
         shown = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         view = self._view(x, attention_mask, position_ids, past_key_values, weighed)
-        if past_key_values is None and config.causal and not self._recomputes:
+        recomputes = self.training and self.gradient_checkpointing  # a cache would hear tokens twice
+        if past_key_values is None and config.causal and not recomputes:
             # Nobody goes on from packed documents unless they ask for it.
             text = view.starts_BQ is None and view.dense_BQK is None
             if config.use_cache and text if use_cache is None else use_cache:
@@ -213,11 +199,6 @@ class LangevinModel(LangevinPreTrainedModel):
             attentions=tuple(weights) if weighed else None,
         )
 
-    @property
-    def _recomputes(self) -> bool:
-        """Whether blocks run again for their gradients, when a cache would hear tokens twice."""
-        return self.training and self.gradient_checkpointing
-
     def _view(
         self,
         x_BLW: Tensor,
@@ -233,13 +214,16 @@ class LangevinModel(LangevinPreTrainedModel):
         if attention_mask is not None and attention_mask.ndim == 4:
             seen = visible(attention_mask, B, L, keys)
             return View.from_mask(seen, causal=self.config.causal, past=past)
+        real = None if attention_mask is None else attention_mask.bool()
+        if real is not None and past is None and readable(real) and bool(real.all()):
+            real = None
         first = keys == L if past is None else isinstance(past, int)
         return View.of(
             L,
             keys,
             causal=self.config.causal,
             device=x_BLW.device,
-            key_padding_mask=None if attention_mask is None else attention_mask.bool(),
+            key_padding_mask=real,
             position_ids=position_ids if first else None,
             past=past,
             batch=B,
@@ -282,12 +266,6 @@ class LangevinForCausalLM(LangevinPreTrainedModel, GenerationMixin):
         self.model = LangevinModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, value: Any) -> None:
-        self.lm_head = value
 
     @staticmethod
     def create_masks_for_generate(

@@ -65,7 +65,7 @@ class LangevinConfig(PreTrainedConfig):
 
     @property
     def output_attentions(self) -> bool:
-        """Every attn_implementation gives weights here: it is the mixer that chooses how to compute."""
+        """Any attn_implementation gives weights here: it is the mixer that chooses how to compute."""
         return bool(self._output_attentions)
 
     @output_attentions.setter
