@@ -33,6 +33,8 @@ def views(length: int) -> dict[str, dict]:
 def outputs_and_gradients(q, k, v, spec, implementation, **options):
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     out = attend(q, k, v, spec, implementation=implementation, **options)
+    if "key_padding_mask" in options:  # what comes out at padding is nobody's business
+        out = out * options["key_padding_mask"][:, None, :, None]
     cotangent = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape)
     grads = torch.autograd.grad(out, (q, k, v), cotangent.to(out))
     return torch.cat([x.detach().double().cpu().flatten() for x in (out, *grads)])

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from langevin.runs import load, quiet_transformers, train
-from langevin.studies.sharing import work_together
-from langevin.studies.work import Job
-from langevin.training.config import TrainConfig
-from langevin.training.start import prepared, resolved
+from langevin.runs import load, train
+from langevin.settings import TrainConfig
+from langevin.studies.plan import Plan, read_arms
+from langevin.studies.runner import compare
+from langevin.training.start import prepared
 
 SMALL = TrainConfig(
     data="stories",
@@ -41,24 +41,22 @@ def losses(config: TrainConfig, folder: Path) -> list[float]:
     return [row["loss"] for row in run.metrics("valid")]
 
 
-def turns_change_nothing(folder: Path, tell: Callable[[str, bool, object], None]) -> None:
-    """Runs with dropout that take turns, two at a time, are those that have the GPU to themselves."""
-    base = resolved(replace(SMALL, dropout=0.2, lr=5e-3, eval_every=10), "cuda")
-    jobs = [
-        Job(f"{mixer} seed {seed}", folder / "turns" / f"{mixer}-{seed}", config, 2048, 1)
-        for mixer in ("softmax", "sigmoid")
-        for seed in (0, 1)
-        for config in [replace(base, mixer=mixer, seed=seed, steps=40 + 20 * seed)]
-    ]
-    work_together(jobs, lambda job, outcome: None, at_once=2)
-    for job in jobs:
-        turns = [row["loss"] for row in load(job.folder).metrics("valid")]
-        alone = losses(job.config, folder / "alone" / job.folder.name)
-        tell(f"{job.label}: turns change nothing", turns == alone, (turns, alone))
+def sharing_changes_nothing(folder: Path, tell: Callable[[str, bool, object], None]) -> None:
+    """Runs with dropout that share the GPU, two at a time, are those that have it to themselves."""
+    base = replace(SMALL, dropout=0.2, lr=5e-3, eval_every=10)
+    plan = Plan(read_arms(("softmax", "sigmoid")), base, (0, 1), test_tokens=2048)
+    results = compare(plan, folder / "shared", workers=2, quiet=True)
+    for arm in results["arms"]:
+        for run in arm["runs"]:
+            shared = [row["loss"] for row in run["curve"]]
+            config = load(folder / "shared" / run["path"]).config
+            alone = losses(config, folder / "alone" / run["path"])
+            tell(f"{run['path']}: sharing changes nothing", shared == alone, (shared, alone))
+        told = (run["cost"]["tokens_per_second"], arm.get("alone"))
+        tell(f"{arm['name']} is timed alone", told[0] is None and bool(told[1]), told)
 
 
 def main() -> int:
-    quiet_transformers()
     failed = 0
 
     def tell(what: str, good: bool, found: object) -> None:
@@ -107,7 +105,7 @@ def main() -> int:
             pass
         resumed, progress = prepared(replace(SMALL, steps=30), folder / "bad", resume=True, quiet=True)
         tell("a finished run resumes at its end", resumed.state.step == 30, resumed.state.step)
-        turns_change_nothing(folder, tell)
+        sharing_changes_nothing(folder, tell)
         plain = losses(SMALL, folder / "not compiled")
         for what in ("loss", "on"):
             compiled = losses(replace(SMALL, compile=what), folder / f"compiled {what}")

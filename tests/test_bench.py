@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from langevin.bench import Settings, bench_mixers, peak_memory
+from langevin.bench.mixers import Settings, bench_mixers, peak_memory
 from langevin.mixers import names
 
 TINY = Settings(lengths=(24, 48), width=16, heads=2, tokens=96, repeats=3, warmup=1)

@@ -6,9 +6,14 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from langevin.errors import UsageError
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -28,6 +33,44 @@ def environment(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "commit": _commit(),
     }
+
+
+def session(device: str, step: int, data: dict[str, Any]) -> dict[str, Any]:
+    """What a run writes down each time it begins or goes on, from a step, with the manifest of its data."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {**environment(device), "host": platform.node(), "started": now, "step": step, "data": data}
+
+
+def pick_device(name: str) -> str:
+    """The device of this name, which must be here; auto: a GPU where there is one."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or not (index.isdecimal() and len(index) < 5 if ":" in name else True):
+        raise UsageError(f"no device is called {name!r}", "Use --device cpu, cuda or cuda:1.")
+    if kind == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise UsageError("no CUDA device is here", "Use --device cpu.")
+    if index and int(index) >= torch.cuda.device_count():
+        raise UsageError(f"there is no {name}: {torch.cuda.device_count()} are here", "Use --device cuda.")
+    return name
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """No bars of transformers between our own lines."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def can_compile(device: str) -> bool:

@@ -30,3 +30,14 @@ def unknown(kind: str, received: str, valid: Iterable[str]) -> UsageError:
     near = difflib.get_close_matches(received, names, n=1, cutoff=0.55)
     remedy = f"Did you mean {near[0]!r}? " if near else ""
     return UsageError(f"unknown {kind} {received!r}", f"{remedy}Valid: {', '.join(names) or 'none'}.")
+
+
+def one_line(error: BaseException) -> str:
+    """What went wrong, in one line: the cause where it is told, else the kind of error and its message."""
+    cause = getattr(error, "cause", None)
+    if cause is None and isinstance(error, OSError) and error.strerror:
+        cause = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    if cause is None:
+        message = next((line for line in str(error).splitlines() if line.strip()), "")
+        cause = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return " ".join(str(cause).split())[:500]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,12 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
 
+from langevin.data.tokenizers import encode_prompt
 from langevin.errors import UsageError
 from langevin.runs import Run
 
 FORMATS = (".png", ".svg", ".pdf")
+TOKENS_SHOWN = 40
 
 
 def curves(runs: list[Run]) -> Figure:
@@ -41,14 +42,14 @@ def curves(runs: list[Run]) -> Figure:
     return figure
 
 
-def reliability(runs: list[Run]) -> Figure:
+def reliability(runs: list[Run], split: str) -> Figure:
     """Accuracy against confidence, with the number of tokens in each bin."""
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(5.5, 6.5), sharex=True, height_ratios=(3, 1), layout="constrained"
     )
     top.plot([0, 1], [0, 1], color="grey", linestyle="--", linewidth=1, label="perfectly calibrated")
     for i, run in enumerate(runs):
-        found = _evaluation(run)["calibration"]
+        found = _evaluation(run, split, "calibration")
         bins = [b for b in found["reliability"] if b["count"]]
         confidence = [b["confidence"] for b in bins]
         ece = found["ece"]["value"]
@@ -61,19 +62,26 @@ def reliability(runs: list[Run]) -> Figure:
             label=f"{run.config.mixer} (ECE {ece:.3f})",
         )
         bottom.step(confidence, [b["count"] for b in bins], f"C{i}", where="mid")
-    top.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1), title="Reliability")
+    top.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1), title=f"Reliability on {split}")
     top.legend()
     bottom.set(xlabel="confidence", ylabel="tokens", yscale="log")
     return figure
 
 
-def attention(runs: list[Run], text: str, layer: int, head: int) -> Figure:
-    """The weights of one head on a text, captured inside the real forward pass."""
+def attention(runs: list[Run], text: str | None, layer: int, head: int) -> Figure:
+    """The weights of one head on a text (default: how the test data begin), captured inside the real
+    forward pass."""
     figure, every = plt.subplots(
         1, len(runs), figsize=(5.5 * len(runs), 5), squeeze=False, layout="constrained"
     )
     for axes, run in zip(every[0], runs, strict=True):
-        ids = run.tokenizer(text, return_tensors="pt").input_ids[:, : run.config.context]
+        if text is None:
+            start = run.task.prepare(run.config).tokens("test")[: min(TOKENS_SHOWN, run.config.context)]
+            ids = torch.from_numpy(start.astype("int64"))[None]
+        else:
+            ids = torch.tensor(
+                [encode_prompt(run.tokenizer, text, run.environment["data"])[: run.config.context]]
+            )
         with torch.no_grad():
             weights = run.model(ids, output_attentions=True, use_cache=False).attentions
         if not (0 <= layer < len(weights) and 0 <= head < weights[0].shape[1]):
@@ -84,7 +92,7 @@ def attention(runs: list[Run], text: str, layer: int, head: int) -> Figure:
             )
         picture = axes.imshow(weights[layer][0, head], cmap="viridis", aspect="equal")
         labels = [run.tokenizer.decode([i]) for i in ids[0].tolist()]
-        if len(labels) <= 40:
+        if len(labels) <= TOKENS_SHOWN:
             axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
             axes.set_yticks(range(len(labels)), labels, fontsize=7)
         axes.set(xlabel="key", ylabel="query", title=f"{run.config.mixer}, layer {layer}, head {head}")
@@ -92,12 +100,12 @@ def attention(runs: list[Run], text: str, layer: int, head: int) -> Figure:
     return figure
 
 
-def times(runs: list[Run]) -> Figure:
+def times(runs: list[Run], split: str) -> Figure:
     """Learned scalars over depth, a point per head."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     shown = False
     for i, run in enumerate(runs):
-        rows = [r for r in _evaluation(run)["learned"] if r.get("channel") is None]
+        rows = [r for r in _evaluation(run, split, "learned") if r.get("channel") is None]
         for j, name in enumerate(sorted({r["name"] for r in rows})):
             mine = [r for r in rows if r["name"] == name]
             axes.scatter(
@@ -125,9 +133,9 @@ def save(figure: Figure, path: Path) -> None:
     plt.close(figure)
 
 
-def _evaluation(run: Run) -> dict[str, Any]:
-    for split in ("test", "valid"):
-        path = run.path / f"evaluation-{split}.json"
-        if path.is_file():
-            return dict(json.loads(path.read_text()))
-    raise UsageError(f"{run.path} was not evaluated yet", f"Run: langevin evaluate {run.path}")
+def _evaluation(run: Run, split: str, part: str) -> Any:
+    """A part of what was measured of the model that the run has now."""
+    found = run.evaluation(split)
+    if part not in found:
+        raise UsageError(f"the evaluation of {run.path} on {split} has no {part}", "Draw something else.")
+    return found[part]

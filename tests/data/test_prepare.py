@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -51,7 +52,9 @@ def test_the_manifest_counts_and_hashes_what_is_there(text):
         content = corpus.tokenizer.decode(corpus.tokens(split))
         assert facts["tokens"] == len(corpus.tokens(split))
         assert (facts["characters"], facts["bytes"]) == (len(content), len(content.encode()))
-        assert facts["sha256"] == hashlib.sha256((corpus.folder / f"{split}.bin").read_bytes()).hexdigest()
+        data = (corpus.folder / f"{split}.bin").read_bytes()
+        written = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        assert corpus.manifest["files"][f"{split}.bin"] == written
         assert facts["text_sha256"] == hashlib.sha256(content.encode()).hexdigest()
         sizes = corpus.manifest["splits"][split]
         assert sizes["characters"] == sizes["tokens"]
@@ -111,7 +114,7 @@ def test_interrupted_work_leaves_nothing_half_done(text, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "_described", interrupted)
+        patch.setattr(shards, "_repeated", interrupted)
         with pytest.raises(KeyboardInterrupt):
             prepare(text, "bytes")
     assert [p for p in (tmp_path / "cache" / "tokens").iterdir() if p.is_dir()] == []
@@ -131,7 +134,7 @@ def test_two_processes_may_prepare_the_same_set_at_once(text, tmp_path):
     code = (
         "from langevin.data import prepare\n"
         f"corpus = prepare({text!r}, 'bpe-300')\n"
-        "print(corpus.folder, corpus.manifest['splits']['train']['sha256'])"
+        "print(corpus.folder, corpus.manifest['files']['train.bin']['sha256'])"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     both = [
@@ -154,6 +157,25 @@ def test_characters_that_train_does_not_have_are_counted(tmp_path):
     assert counts == {"train": 0, "valid": 1, "test": 2}
 
 
+@pytest.mark.filterwarnings("ignore:.* stand word for word")
+@pytest.mark.parametrize("separator", ["", "<|endoftext|>"], ids=["one text", "documents"])
+def test_a_text_is_never_held_whole(text, tmp_path, monkeypatch, separator):
+    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 1 << 16)
+    monkeypatch.setattr("langevin.data.texts.BLOCK", 1 << 16)
+    size = 8_000_000
+    line = "The quick brown fox jumps over the lazy dog. " * 20 + f"{separator}\n"
+    (tmp_path / "long.txt").write_text(line * (size // len(line)))
+    prepare(text, "bytes")  # imports what is needed
+    tracemalloc.start()
+    try:
+        corpus = prepare(str(tmp_path / "long.txt"), "bytes", valid=0.01, test=0.01)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(corpus.tokens("train")) > 0.9 * size
+    assert peak < size
+
+
 def test_many_tokens_need_four_bytes_each(text, monkeypatch):
     monkeypatch.setattr(shards, "SMALL", 100)
     corpus = prepare(text, "bytes")
@@ -171,7 +193,7 @@ def test_documents_end_with_eos_and_decode_to_the_stories(stories):
     starts = [*stories.documents("test"), len(stories.tokens("test"))]
     pieces = [stories.tokens("test")[a:b] for a, b in itertools.pairwise(starts)]
     assert [stories.tokenizer.decode(piece[:-1]) for piece in pieces] == told
-    assert all(piece[-1] == stories.eos == stories.tokenizer.eos_token_id for piece in pieces)
+    assert all(piece[-1] == stories.separator == stories.tokenizer.eos_token_id for piece in pieces)
     assert {split: facts["documents"] for split, facts in stories.manifest["splits"].items()} == STORIES
 
 
@@ -190,20 +212,23 @@ def test_a_batch_is_read_off_the_stream_and_is_the_same_from_a_fresh_corpus(stor
     settings = {"seed": 3, "batch": 4, "context": 50}
     rows = stories.batch("train", 17, **settings)
     assert (rows.shape, rows.dtype) == ((4, 51), np.int64)
-    where = stories.batch_indices("train", 17, **settings)
+    starts = stories.windows("train", 17, **settings)
+    where = (starts[:, None] + np.arange(51)) % len(stories.tokens("train"))
     assert np.array_equal(rows, np.asarray(stories.tokens("train"))[where])
-    assert np.array_equal(where[:, 0], stories.windows("train", 17, **settings))
     assert np.array_equal(rows, prepare("stories", **STORIES).batch("train", 17, **settings))
 
 
-def test_windows_are_slices_of_the_tokens_on_the_device(stories):
-    context = 60
-    whole = stories.device_tokens("train", "cpu", wrap=context)
-    assert len(stories.device_tokens("train", "cpu")) == len(stories.tokens("train"))
-    for step in range(40):
-        starts = stories.windows("train", step, seed=0, batch=8, context=context)
-        gathered = whole[torch.from_numpy(starts)[:, None] + torch.arange(context + 1)]
-        assert np.array_equal(gathered, stories.batch("train", step, seed=0, batch=8, context=context))
+def test_tokens_on_a_device_are_those_of_the_file(stories, monkeypatch):
+    monkeypatch.setattr("langevin.data.corpus.BLOCK", 1000)  # more than one copy
+    whole = stories.device_tokens("train", "cpu")
+    assert whole.dtype == torch.int32
+    assert np.array_equal(whole, stories.tokens("train"))
+    assert np.array_equal(stories.device_tokens("train", "cpu", first=1500), whole[:1500])
+
+
+def test_rows_go_round_the_circle_of_the_first_tokens(stories):
+    rows = stories.rows("train", np.array([5, 98]), 4, first=100)
+    assert np.array_equal(rows, np.asarray(stories.tokens("train"))[[[5, 6, 7, 8], [98, 99, 0, 1]]])
 
 
 def test_training_never_sees_validation_or_test(tmp_path):
@@ -215,12 +240,23 @@ def test_training_never_sees_validation_or_test(tmp_path):
         assert set(corpus.batch("train", step, seed=0, batch=2, context=9).ravel()) == {ord("a")}
 
 
-def test_document_ids_count_documents_and_eos_belongs_to_its_own(stories):
-    eos = stories.eos
-    rows = np.array([[5, eos, 6, 7, eos, 8], [eos, eos, 1, 2, 3, 4]])
-    ids = [[0, 0, 1, 1, 1, 2], [0, 1, 2, 2, 2, 2]]
-    assert stories.document_ids(rows).tolist() == ids
-    assert stories.document_ids(torch.from_numpy(rows)).tolist() == ids
+def test_a_document_begins_with_the_separator_before_it(stories):
+    end = stories.separator
+    assert end == stories.eos
+    rows = np.array([[5, end, 6, 7, end, 8], [end, end, 1, 2, 3, 4]])
+    ids, places = [[0, 1, 1, 1, 2, 2], [1, 2, 2, 2, 2, 2]], [[0, 0, 1, 2, 0, 1], [0, 0, 1, 2, 3, 4]]
+    for tokens in (rows, torch.from_numpy(rows)):
+        assert stories.document_ids(tokens).tolist() == ids
+        assert stories.position_ids(tokens).tolist() == places
+    assert stories.scored(rows) is None
+
+
+@pytest.mark.parametrize("what", ["document_ids", "position_ids"])
+def test_documents_are_found_without_leaving_a_compiled_graph(stories, what):
+    function = getattr(stories, what)
+    rows = torch.from_numpy(stories.batch("train", 0, seed=0, batch=2, context=200))
+    compiled = torch.compile(lambda tokens: function(tokens[:, :-1]), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(rows), function(rows[:, :-1]))
 
 
 def test_an_unknown_split_or_setting_suggests_the_right_one(stories):
@@ -235,8 +271,8 @@ def test_an_unknown_split_or_setting_suggests_the_right_one(stories):
 def test_the_manifest_is_plain_json_with_a_version(stories):
     manifest = json.loads((stories.folder / "manifest.json").read_text())
     assert manifest == stories.manifest
-    assert manifest["format"] == 1
-    assert len(manifest["source_sha256"]) == len(manifest["tokenizer_sha256"]) == 64
+    assert manifest["format"] == 2
+    assert len(manifest["tokenizer_sha256"]) == 64
 
 
 def test_importing_the_data_package_does_not_import_torch():

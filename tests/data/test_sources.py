@@ -7,8 +7,9 @@ from typing import ClassVar
 import pytest
 
 from langevin.data import hub, names, prepare
+from langevin.data import texts as texts_module
 from langevin.data.sources import GENERATED, NAMED, find
-from langevin.data.texts import SPLITS, cut_by_position
+from langevin.data.texts import SPLITS, Texts, cut_by_position, split_documents
 from langevin.errors import UsageError
 
 DATA = Path(os.environ["LANGEVIN_DATA"]) if os.environ.get("LANGEVIN_DATA") else None
@@ -96,7 +97,12 @@ def test_a_text_too_short_to_split_is_refused(tmp_path):
 
 
 def read(name, **settings):
-    return find(str(name), settings).read()
+    """The texts of a source, with lists for streams; a text without documents is one piece."""
+    texts = find(str(name), settings).read()
+    splits = {split: list(stream()) for split, stream in texts.splits.items()}
+    if not texts.documents:
+        splits = {split: ["".join(blocks)] for split, blocks in splits.items()}
+    return Texts(splits, texts.documents, texts.facts)
 
 
 def test_a_file_is_cut_at_line_ends_and_nothing_is_lost(tmp_path):
@@ -131,8 +137,34 @@ def test_a_folder_that_is_split_already_stays_so(tmp_path):
 
 
 def test_few_documents_are_cut_inside():
-    parts = cut_by_position(["a\n" * 100], (0.9, 0.95), whole=False)
-    assert [len(part[0]) for part in parts] == [180, 10, 10]
+    splits, border = cut_by_position(lambda: ["a\n" * 100], True, (0.9, 0.95))
+    assert [[len(part) for part in splits[split]()] for split in SPLITS] == [[180], [10], [10]]
+    assert border == "lines"
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 4096])
+def test_texts_are_the_same_whatever_the_blocks_they_are_read_in(tmp_path, monkeypatch, size):
+    """Separators, line ends, byte order marks and characters of several bytes fall across blocks."""
+    documents = [f"Número {i}.\n\n <|endo 東京 🦊" for i in range(30)]
+    (tmp_path / "a.txt").write_text("\n<|endoftext|>\n".join(documents), encoding="utf-8-sig")
+    (tmp_path / "b.txt").write_text("αβγ δε\n" * 200, encoding="utf-8-sig")
+    whole = [read(tmp_path / name) for name in ("a.txt", "b.txt")]
+    monkeypatch.setattr(texts_module, "BLOCK", size)
+    assert [read(tmp_path / name) for name in ("a.txt", "b.txt")] == whole
+    assert [d for split in SPLITS for d in whole[0].splits[split]] == documents
+    assert "".join(whole[1].splits[split][0] for split in SPLITS) == "αβγ δε\n" * 200
+
+
+def test_the_place_of_a_wrong_byte_is_counted_from_the_start_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(texts_module, "BLOCK", 16)
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + "é".encode() * 50 + b"\xe9 x")
+    with pytest.raises(UsageError, match="byte 0xe9 at offset 103"):
+        prepare(str(tmp_path / "a.txt"), "bytes")
+
+
+def test_a_document_may_be_longer_than_a_block():
+    blocks = ["ab<|endofte", "xt|>c", "d" * 50, "e<|", "endoftext|>", " <|endoftext|>", "f"]
+    assert list(split_documents(blocks)) == ["ab", "c" + "d" * 50 + "e", "f"]
 
 
 def test_text8_prefixes_are_split_in_proportion(tmp_path):
@@ -221,7 +253,7 @@ def test_real_texts_have_their_usual_sizes(name, monkeypatch):
         pytest.skip("text8 is another prefix")
     monkeypatch.setenv("LANGEVIN_DATA", str(DATA))
     texts = read(name)
-    assert {split: len(texts.splits[split][0]) for split in SPLITS} == REAL[name]
+    assert {split: len(text) for split, (text,) in texts.splits.items()} == REAL[name]
 
 
 def test_real_shakespeare_has_65_characters_and_reads_back(monkeypatch):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from langevin.data import tokenizers
 from langevin.data.texts import SEPARATOR, chunks
@@ -19,7 +20,7 @@ NAMES = ["bytes", "chars", "bpe-300"]
 
 
 def made(name, text=TEXT, others=()):
-    return tokenizers.make(name, [text], list(others))
+    return tokenizers.make(name, [text], others)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +49,7 @@ def test_the_saved_tokenizer_loads_with_autotokenizer_and_means_the_same(name, t
 @pytest.mark.parametrize("name", NAMES)
 def test_the_encoder_gives_the_ids_of_the_tokenizer(name):
     it = made(name)
-    (ids,) = it.encode([TEXT])
+    ((ids, _),) = it.encode([TEXT], False)
     assert ids.tolist() == it.tokenizer.encode(TEXT)
 
 
@@ -73,7 +74,7 @@ def test_chars_are_sorted_by_code_point_and_eos_comes_next():
 
 def test_characters_that_train_does_not_have_become_an_explicit_token():
     it = made("chars", "abc", ["abcd é"])
-    (ids,) = it.encode(["adé"])
+    ((ids, _),) = it.encode(["adé"], False)
     assert it.has_unknown
     assert it.tokenizer.convert_ids_to_tokens(ids.tolist()) == ["a", tokenizers.UNKNOWN, tokenizers.UNKNOWN]
     assert it.tokenizer.encode("adé") == ids.tolist()
@@ -125,7 +126,7 @@ def test_a_tokenizer_without_an_end_of_text_is_refused(tmp_path):
 
 @pytest.mark.parametrize("text", ["word " * 5000, "line\n" * 5000, "x" * 30000, "a  b \n\n c" * 3000])
 def test_pieces_of_a_long_text_join_to_the_text(text):
-    pieces = list(chunks(text, size=1000))
+    pieces = list(chunks([text[:700], text[700:]], size=1000))
     assert "".join(pieces) == text
     assert len(pieces) > 5
     assert max(map(len, pieces)) <= 2000
@@ -134,7 +135,7 @@ def test_pieces_of_a_long_text_join_to_the_text(text):
 def test_bpe_of_pieces_is_bpe_of_the_whole():
     text = (TEXT + "The 2nd cat, too; it's  here. ") * 40
     it = made("bpe-400", text)
-    pieces = [id_ for piece in chunks(text, size=500) for id_ in it.tokenizer.encode(piece)]
+    pieces = [id_ for piece in chunks([text], size=500) for id_ in it.tokenizer.encode(piece)]
     assert pieces == it.tokenizer.encode(text)
 
 
@@ -144,6 +145,90 @@ GPT2 = Path(os.environ.get("LANGEVIN_DATA", "")) / "models" / "gpt2-tokenizer"
 @pytest.mark.skipif(not GPT2.is_dir(), reason="LANGEVIN_DATA has no models/gpt2-tokenizer")
 def test_gpt2_is_found_by_name_and_gives_its_known_ids():
     tokenizer = tokenizers.load("gpt2")
-    (ids,) = tokenizers.encoder(tokenizer)(["Hello world"])
+    ((ids, _),) = tokenizers.encoder(tokenizer)(["Hello world"], False)
     assert np.array_equal(ids, [15496, 995])
     assert (len(tokenizer), tokenizer.eos_token_id) == (50257, 50256)
+
+
+@pytest.mark.parametrize("name", ["bpe-99999999999999999999", "bpe-4000000000", "bpe-" + "9" * 5000])
+def test_a_bpe_with_too_many_tokens_is_refused(name):
+    with pytest.raises(UsageError, match="is too large"):
+        tokenizers.is_made_here(name)
+
+
+@pytest.mark.parametrize("others", [(), ("é",)], ids=["without unknown", "with unknown"])
+def test_a_prompt_with_characters_that_training_never_saw_is_refused_by_their_name(others):
+    tokenizer = made("chars", "abc \n", others).tokenizer
+    with pytest.raises(UsageError, match="does not know 'é', 'X'") as error:
+        tokenizers.encode_prompt(tokenizer, "aéXa")
+    assert repr("\n abc") in error.value.remedy
+    assert tokenizers.encode_prompt(tokenizer, "cab") == tokenizer.encode("cab")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prompt_that_is_not_text_is_refused(name):
+    with pytest.raises(UsageError, match="not UTF-8 text"):
+        tokenizers.encode_prompt(made(name).tokenizer, "a\udce9")
+
+
+def test_a_tokenizer_with_gaps_needs_room_for_its_largest_id(tmp_path):
+    backend = Tokenizer(models.WordLevel({"a": 0, "b": 7, SEPARATOR: 20}, unk_token="a"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=SEPARATOR)
+    assert len(tokenizer) == 3
+    assert tokenizers.vocabulary(tokenizer) == 21
+
+
+def test_a_tokenizer_that_would_cut_texts_short_does_not(tmp_path):
+    tokenizer = made("bpe-300").tokenizer
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    ((ids, _),) = tokenizers.encoder(tokenizer)([TEXT], False)
+    assert tokenizer.decode(ids.tolist()) == TEXT
+
+
+def test_a_text_that_a_loaded_tokenizer_cannot_encode_is_refused():
+    encode = tokenizers.encoder(made("chars", "abc").tokenizer)
+    with pytest.raises(UsageError, match="cannot encode the text"):
+        list(encode(["abcd"], False))
+
+
+CONFIG, TOKENS = "tokenizer_config.json", "tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        (TOKENS, None),
+        (TOKENS, lambda sound: "{}"),
+        (TOKENS, lambda sound: sound[: len(sound) // 2]),
+        (TOKENS, lambda sound: "[1]"),
+        (TOKENS, lambda sound: "[" * 20_000),
+        (CONFIG, lambda sound: "[1]"),
+        (CONFIG, lambda sound: '{"a'),
+        (CONFIG, lambda sound: "{}"),
+        (CONFIG, lambda sound: sound.replace('"eos_token": ', '"eos_token": 5, "was": ')),
+        (CONFIG, lambda sound: sound.replace(SEPARATOR, "<nothing like it>")),
+        (
+            CONFIG,
+            lambda sound: '{"auto_map": {"AutoTokenizer": ["code.Own", null]}, "tokenizer_class": "Own"}',
+        ),
+    ],
+)
+def test_a_damaged_tokenizer_is_one_line_of_cause_and_one_of_remedy(tmp_path, file, damage):
+    made("bytes").tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "code.py").write_text("raise SystemExit('code of its own was run')")
+    sound = (tmp_path / file).read_text()
+    (tmp_path / file).unlink()
+    if damage is not None:
+        (tmp_path / file).write_text(damage(sound))
+    with pytest.raises(UsageError) as error:
+        tokenizers.load_tokenizer(tmp_path)
+    assert str(tmp_path) in error.value.cause
+    assert "\n" not in error.value.cause
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "no such/name at all"])
+def test_a_name_that_no_tokenizer_can_have_is_refused(name, monkeypatch):
+    monkeypatch.setattr(tokenizers, "reachable", lambda: False)
+    with pytest.raises(UsageError, match="unknown tokenizer"):
+        tokenizers.load(name)

@@ -67,8 +67,9 @@ def test_decoding_takes_the_time_of_one_token_through_the_cache(monkeypatch):
         return whole(input_ids, **options)
 
     monkeypatch.setattr(m, "forward", seen)
-    cost.decode_ms(m, CONTEXT, steps=5)
-    assert lengths == [CONTEXT - 5 - cost.WARMUP, *[1] * (5 + cost.WARMUP)]
+    times = cost.decode_times(m, batch=2, prompt=7, steps=5)
+    assert len(times) == 5
+    assert lengths == [7, *[1] * (5 + cost.WARMUP)]
 
 
 def test_peak_memory_is_known_on_cuda_only():

@@ -41,6 +41,46 @@ def test_a_hidden_temperature_is_recovered(hidden):
     assert fit.passes == (1 if 0.75 < hidden < 1.35 else 2 if 0.25 < hidden < 4 else 3)
 
 
+def confident(generator):
+    """Sure of everything, and rarely wrong."""
+    logits = torch.full((3000, 200), -16.0)
+    logits[:, 0] = 0
+    return logits, torch.where(torch.rand(3000, generator=generator) < 0.002, 5, 0)
+
+
+def sure_and_unsure(generator):
+    """Two kinds of tokens, with logits far apart and close together."""
+    sharp = torch.where(torch.rand(3000, 1, generator=generator) < 0.4, 11.0, 0.4)
+    logits = sharp * torch.randn(3000, 30, generator=generator)
+    return logits, torch.multinomial((1.25 * logits).softmax(-1), 1, generator=generator)[:, 0]
+
+
+def two_levels(generator):
+    """Half of the tokens are possible and half are not, but for the noise that says otherwise."""
+    logits = torch.where(torch.rand(3000, 23, generator=generator) < 0.5, 0.0, -17.0)
+    chance = 0.98 * logits.softmax(-1) + 0.02 / 23
+    return logits, torch.multinomial(chance, 1, generator=generator)[:, 0]
+
+
+def heavy_tails(generator):
+    student = torch.distributions.StudentT(2.0)
+    torch.manual_seed(3)
+    logits = 2 * student.sample((3000, 50))
+    return logits, torch.multinomial((0.8 * logits).softmax(-1), 1, generator=generator)[:, 0]
+
+
+@pytest.mark.parametrize("kind", [confident, sure_and_unsure, two_levels, heavy_tails])
+def test_the_temperature_is_within_a_thousandth_of_the_likeliest_on_a_fine_grid(kind):
+    logits, targets = kind(torch.Generator().manual_seed(5))
+    tokens = torch.cat([targets.new_zeros(1), targets])[None]
+    windows = [(tokens, torch.ones_like(targets, dtype=torch.bool)[None])]
+    fit = fit_temperature(lambda x: logits[None].clone(), windows, device="cpu")
+    assert fit.inside
+    grid = fit.value * (1 + np.arange(-40, 41) / 4000)  # 1 % to either side
+    losses = [float(F.cross_entropy(logits.double() / t, targets)) for t in grid]
+    assert grid[int(np.argmin(losses))] == pytest.approx(fit.value, rel=1e-3)
+
+
 def test_scaling_improves_the_likelihood_and_calibration_of_other_text():
     table = TABLE * 1.6
     fit = fit_temperature(lambda x: table[x], ar.Strided(VALIDATION, length=128), device="cpu")
@@ -65,7 +105,9 @@ def test_scaling_improves_the_likelihood_and_calibration_of_other_text():
 def test_the_reported_loss_is_that_at_temperature_1():
     fit = fit_temperature(lambda x: TABLE[x], ar.Strided(VALIDATION, length=128), device="cpu")
     inputs, targets = ar.shift(VALIDATION[None])
-    assert fit.nll == pytest.approx(float(ar.loss(TABLE[inputs], targets)), rel=1e-5)
+    assert fit.nll == pytest.approx(
+        float(ar.summed_loss(TABLE[inputs], targets)[0] / targets.numel()), rel=1e-5
+    )
 
 
 def test_a_model_that_is_always_right_wants_the_lowest_temperature_and_says_so():

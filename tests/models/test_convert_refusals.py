@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-import transformers
 from tiny_models import spec_of, tiny, tokens
-from torch import nn
 from transformers import StaticCache
 
 import langevin
@@ -16,76 +12,6 @@ from langevin.errors import UsageError
 from langevin.mixers import parse
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*cannot drop attention weights")
-SIZE = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 32,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-}
-
-
-def built(name: str, **options: Any) -> Any:
-    """A transformers model by the name of its class, of random weights."""
-    cls = getattr(transformers, name)
-    torch.manual_seed(0)
-    return cls(cls.config_class(**options)).eval()
-
-
-def encoder_decoder() -> Any:
-    layers = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    return built("BartModel", vocab_size=61, d_model=16, **layers, **heads)
-
-
-@pytest.mark.parametrize(
-    ("make", "cause"),
-    [
-        (lambda: nn.Linear(2, 2), "Linear is not a transformers model"),
-        (encoder_decoder, "BartModel is an encoder-decoder model"),
-        (
-            lambda: tiny("gpt2", add_cross_attention=True),
-            "crossattention of GPT2LMHeadModel attends to another",
-        ),
-        (lambda: tiny("bert", is_decoder=True, add_cross_attention=True), "attends to another sequence"),
-        (
-            lambda: built("MambaModel", vocab_size=61, hidden_size=16, num_hidden_layers=1, state_size=4),
-            "MambaModel has no attention module",
-        ),
-    ],
-)
-def test_a_model_that_cannot_be_converted_is_refused(make: Any, cause: str) -> None:
-    with pytest.raises(UsageError, match=cause) as caught:
-        langevin.convert(make(), "softmax")
-    assert caught.value.remedy
-
-
-@pytest.mark.parametrize("spec", ["sofmax", "heat(q=1)", "heat(t='head', t_max=0.1)"])
-def test_a_wrong_spec_leaves_the_model_as_it_was(spec: str) -> None:
-    model = tiny("gpt2")
-    before = model(tokens(1, 5)).logits
-    with pytest.raises(UsageError):
-        langevin.convert(model, spec)
-    assert model.config._attn_implementation == "sdpa"
-    assert torch.equal(model(tokens(1, 5)).logits, before)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "cause"),
-    [
-        ("Gemma2ForCausalLM", {"attn_logit_softcapping": 5.0}, r"caps its attention scores \(softcap\)"),
-        ("GptOssForCausalLM", {"num_local_experts": 2, "num_experts_per_tok": 1}, "adds attention sinks"),
-    ],
-)
-def test_scores_with_terms_no_mixer_has_are_refused(name: str, options: dict[str, Any], cause: str) -> None:
-    model = langevin.convert(built(name, **SIZE, **options), "ssmax")
-    with pytest.raises(UsageError, match=cause):
-        model(tokens(1, 5))
 
 
 def test_a_position_bias_and_a_learned_scale_are_refused() -> None:

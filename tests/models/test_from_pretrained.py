@@ -95,10 +95,19 @@ def test_a_plain_folder_loads_as_the_plain_model(tmp_path: Path) -> None:
     assert torch.equal(loaded(tokens(1, 5)).logits, model(tokens(1, 5)).logits)
 
 
-def lose_a_scalar(folder: Path) -> None:
+def lose(folder: Path, name: str) -> None:
     weights = load_file(folder / "model.safetensors")
-    del weights["transformer.h.1.attn.langevin.scalars.s"]
+    del weights[name]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def lose_a_scalar(folder: Path) -> None:
+    lose(folder, "transformer.h.1.attn.langevin.scalars.s")
+
+
+def pickle_the_weights(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
 
 
 def add_a_weight(folder: Path) -> None:
@@ -128,7 +137,22 @@ def change_config(folder: Path, **values: Any) -> None:
         (lose_a_scalar, WorkError, "1 missing keys"),
         (add_a_weight, WorkError, "1 unexpected keys, the first being stray"),
         (change_a_shape, WorkError, "mismatched"),
-        (cut_the_weights, WorkError, "damaged"),
+        (cut_the_weights, WorkError, "cannot be read"),
+        (pickle_the_weights, WorkError, "are pickled"),
+        (lambda folder: lose(folder, "transformer.h.0.attn.c_attn.weight"), WorkError, "1 missing keys"),
+        (lambda folder: change_config(folder, n_layer=1), WorkError, "unexpected keys"),
+        (lambda folder: change_config(folder, n_embd=7), WorkError, "cannot be read"),
+        (lambda folder: change_config(folder, n_embd="x"), UsageError, "no model config"),
+        (
+            lambda folder: change_config(folder, model_type="mine", auto_map={"AutoConfig": "mine.Config"}),
+            UsageError,
+            "no model config",
+        ),
+        (
+            lambda folder: change_config(folder, langevin={"spec": ["ssmax"] * 3}),
+            WorkError,
+            "3 mixers for 2",
+        ),
         (lambda folder: (folder / "model.safetensors").unlink(), WorkError, "cannot be read"),
         (lambda folder: (folder / "config.json").unlink(), UsageError, "no model config"),
         (lambda folder: (folder / "config.json").write_text("{"), UsageError, "no model config"),
@@ -163,10 +187,37 @@ def test_a_missing_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert where in caught.value.cause
 
 
-def test_another_attention_implementation_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "spec", "layer"),
+    [
+        ("llama", None, "model.layers.1.self_attn"),
+        ("llama", "softmax", "model.layers.1.self_attn"),
+        ("langevin", None, "model.blocks.1.attention"),
+    ],
+)
+def test_a_weight_that_is_missing_is_never_made_up(
+    tmp_path: Path, family: str, spec: str | None, layer: str
+) -> None:
+    saved(tmp_path, family, spec)
+    lose(tmp_path, f"{layer}.q_proj.weight")
+    with pytest.raises(WorkError, match=r"1 .*missing.* the first being \S*q_proj"):
+        langevin.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "option", [{"attn_implementation": "sdpa"}, {"use_safetensors": False}, {"trust_remote_code": True}]
+)
+def test_options_that_would_load_something_else_are_refused(tmp_path: Path, option: Any) -> None:
     saved(tmp_path)
-    with pytest.raises(UsageError, match="mixes by ssmax"):
-        langevin.from_pretrained(tmp_path, attn_implementation="sdpa")
+    with pytest.raises(UsageError, match=next(iter(option))):
+        langevin.from_pretrained(tmp_path, **option)
+
+
+def test_loading_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path)
+    capfd.readouterr()
+    langevin.from_pretrained(tmp_path)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_unknown_class_is_refused(tmp_path: Path) -> None:

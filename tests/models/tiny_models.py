@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -19,6 +20,8 @@ from transformers import (
 
 import langevin
 from langevin.mixers import parse
+from langevin.models.backbone import LangevinForCausalLM
+from langevin.models.config import LangevinConfig
 
 VOCABULARY = 61
 ATTENTION = [
@@ -52,6 +55,10 @@ def tiny(family: str, spec: str | None = None, seed: int = 0, **options: Any) ->
     elif family == "bert":
         text = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "pad_token_id": 0}
         model = BertForMaskedLM(BertConfig(**{**_SIZE, **text, **options}))
+    elif family == "langevin":
+        model = LangevinForCausalLM(
+            LangevinConfig(**{**_SIZE, **_TEXT, "max_position_embeddings": 64, **options})
+        )
     else:
         model = ViTForImageClassification(
             ViTConfig(**{**_SIZE, "image_size": 16, "patch_size": 4, **options})
@@ -63,6 +70,20 @@ def tiny(family: str, spec: str | None = None, seed: int = 0, **options: Any) ->
         langevin.convert(model, spec)
         shake(model)
     return model.eval()
+
+
+SMALL = {
+    **{"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 32},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1},
+}
+
+
+def built(name: str, **options: Any) -> Any:
+    """A transformers model by the name of its class, with weights that tell models apart."""
+    cls = getattr(transformers, name)
+    torch.manual_seed(0)
+    return shaken(cls(cls.config_class(**options)))
 
 
 def shake(model: Any) -> None:
@@ -97,5 +118,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-4) -> bool:
 
 def spec_of(model: Any) -> str:
     """The spec in a converted model's config, at its shortest."""
+    if isinstance(model.config, LangevinConfig):
+        return str(parse(model.config.mixer))
     assert set(model.config.langevin) == {"spec"}
     return str(parse(model.config.langevin["spec"]))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from langevin.studies.controls import not_controlled
 from langevin.studies.statistics import compare_arms, summarise
-from langevin.studies.verdict import not_controlled, verdict
+from langevin.studies.verdict import verdict
 
 METRICS = (
     {"name": "nll", "label": "test loss", "unit": "nats/token", "better": "lower"},

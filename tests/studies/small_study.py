@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from langevin.studies.measuring import SHARED
+from langevin.settings import TrainConfig
 from langevin.studies.plan import Plan, read_arms
 from langevin.studies.runner import compare, run_jobs
-from langevin.studies.work import Job, Outcome, work
-from langevin.training.config import TrainConfig
+from langevin.studies.work import work
 
 TEXT = "".join(
     f"{name} had {n} {thing}. {name} gave one away, so {n - 1} were left.\n"
@@ -74,19 +72,11 @@ def timeless(folder: Path) -> str:
     return json.dumps(without_times(results_in(folder)), indent=1)
 
 
-def told(outcomes: list[tuple[Job, Outcome]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for job, outcome in outcomes:
-        found.setdefault(job.label, []).append(outcome.status)
-    return found
-
-
 def shared_study(folder: Path, *arms: str) -> Plan:
     """A comparison whose runs are said to have shared a GPU."""
     one = plan(folder, *arms, seeds=(0,))
     compare(one, folder / "cmp", workers=0, quiet=True)
-    for job in run_jobs(one, folder / "cmp"):
-        (job.folder / SHARED).touch()
+    for job in run_jobs(one, folder / "cmp", shared=True):
         job.record.unlink()
-        work(replace(job, trained=True))
+        work(job)
     return one

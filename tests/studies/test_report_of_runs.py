@@ -102,9 +102,7 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(make, said, ru
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["config.yaml", "environment.json", "metrics.jsonl", "evaluation-test.json"]
-)
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "metrics.jsonl"])
 def test_a_damaged_run_folder_is_refused(name, runs, tmp_path, capsys):
     damaged = tmp_path / "run"
     train(settings(runs), damaged, quiet=True)
@@ -113,16 +111,21 @@ def test_a_damaged_run_folder_is_refused(name, runs, tmp_path, capsys):
     assert len(capsys.readouterr().err.strip().splitlines()) == 2
 
 
-def test_an_evaluation_of_an_earlier_model_is_made_again(runs, tmp_path):
+def test_an_evaluation_of_an_earlier_model_or_a_damaged_one_is_made_again(runs, tmp_path):
     folder = tmp_path / "run"
     run, _ = train(settings(runs), folder, quiet=True)
     assert report(folder, "--out", tmp_path / "x") == 0
     path = folder / "evaluation-test.json"
     fresh = json.loads(path.read_text())
     assert fresh["step"] == min(run.metrics("valid"), key=lambda row: row["loss"])["step"]
-    path.write_text(json.dumps({**fresh, "step": 1, "tokens": 0}))
-    assert report(folder, "--out", tmp_path / "x") == 0
-    assert json.loads(path.read_text()) == fresh
+    for other in (
+        {**fresh, "model_sha256": "0", "tokens": 0},
+        {"split": "test", "step": 1, "rows": []},
+        {},
+    ):
+        path.write_text(json.dumps(other))
+        assert report(folder, "--out", tmp_path / "x") == 0
+        assert json.loads(path.read_text()) == fresh
 
 
 def test_runs_scored_with_other_strides_are_refused(runs, capsys, tmp_path):

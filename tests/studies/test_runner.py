@@ -11,15 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from small_study import flags, plan, results_in, text_in, timeless
 
 from langevin.errors import UsageError
 from langevin.studies import cluster
 from langevin.studies.plan import Plan
-from langevin.studies.runner import compare, divide, run_jobs
-from langevin.studies.sharing import Share
-from langevin.studies.terms import Size
+from langevin.studies.runner import compare, run_jobs
+from langevin.studies.sharing import divide
 from langevin.studies.work import Job, Outcome, finished
 from langevin.studies.workers import Workers
 
@@ -116,11 +114,11 @@ def test_a_worker_that_dies_fails_its_run_only_and_is_replaced(tmp_path: Path) -
     jobs = run_jobs(plan(tmp_path), tmp_path / "cmp")
     ended: dict[str, Outcome] = {}
     victim = jobs[1]
-    with Workers(Share(2, 2), threads=1) as crew:
+    with Workers(2, threads=1) as crew:
 
         def begin(job: Job) -> None:
             if job == victim:
-                at_work = next(worker for worker in crew.crew if job in worker.jobs)
+                at_work = next(worker for worker in crew.crew if worker.job == job)
                 os.kill(at_work.process.pid or 0, signal.SIGKILL)
 
         crew.run(jobs, begin, lambda job, outcome: ended.update({job.label: outcome}), lambda: None)
@@ -132,7 +130,7 @@ def test_a_worker_that_dies_fails_its_run_only_and_is_replaced(tmp_path: Path) -
 
 
 def test_hired_workers_serve_several_comparisons(tmp_path: Path) -> None:
-    with Workers(Share(), threads=1) as hired:
+    with Workers(1, threads=1) as hired:
         seen = []
         for name in ("one", "two"):
             compare(plan(tmp_path, seeds=(0,)), tmp_path / name, workers=1, quiet=True, hired=hired)
@@ -143,11 +141,11 @@ def test_hired_workers_serve_several_comparisons(tmp_path: Path) -> None:
 
 
 def test_one_folder_takes_one_comparison_at_a_time(tmp_path: Path) -> None:
-    from filelock import FileLock
+    from langevin.runs.folder import Lock
 
     one = plan(tmp_path, seeds=(0,))
     (tmp_path / "cmp").mkdir()
-    with FileLock(tmp_path / "cmp" / ".lock"), pytest.raises(UsageError, match="another comparison"):
+    with Lock(tmp_path / "cmp"), pytest.raises(UsageError, match="is being written by"):
         compare(one, tmp_path / "cmp", workers=0, quiet=True)
 
 
@@ -155,28 +153,11 @@ def test_a_cpu_takes_a_run_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
 
     def workers(plan_: Plan, asked: int | None = None) -> int:
-        return divide(plan_, {}, 256, "cpu", asked).workers
+        return divide(plan_, {}, "cpu", asked)
 
     assert workers(plan(tmp_path)) == 4  # as many as there are runs
     assert workers(plan(tmp_path, seeds=tuple(range(9)))) == 8
     assert workers(plan(tmp_path), 3) == 3
-
-
-def test_a_gpu_is_divided_as_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = type("Properties", (), {"total_memory": 80 * 2**30})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
-    monkeypatch.setattr(os, "cpu_count", lambda: 16)
-
-    def divided(flops: float, asked: int | None, **shape: str) -> Share:
-        sizes = {"softmax": Size(1_000_000, flops)}
-        return divide(plan(tmp_path, shape={"compile": "off", **shape}), sizes, 256, "cuda", asked)
-
-    assert divided(1e6, None) == Share(4, 1, 4, shared=True)
-    assert divided(1e6, 2) == Share(2, 1, 4, shared=True)
-    assert divided(1e6, 1) == divided(1e12, None) == Share()
-    assert divided(1e6, 0).workers == 0
-    assert divided(1e12, 3) == Share(3, 3, 1, shared=True)  # too large to share, but it was asked for
-    assert divided(1e6, 3, compile="on") == Share(3, 3, 2, by_arm=True, shared=True)
 
 
 def test_a_missing_ray_is_one_line_and_how_to_get_it(

@@ -1,66 +1,47 @@
-"""Several runs on one device: how many, which together, and that turns change nothing."""
+"""Several runs on one device: how many, and that what is told of them is their own."""
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from small_study import plan, shared_study, told
+import torch
+from small_study import plan, shared_study
 
-from langevin.studies import sharing
 from langevin.studies.display import Display
 from langevin.studies.folders import gather
 from langevin.studies.plan import Plan
-from langevin.studies.runner import compare, run_jobs, timing_jobs, trial_jobs
-from langevin.studies.sharing import (
-    BEGAN,
-    FULL,
-    MOST,
-    WORTH,
-    Share,
-    bundles,
-    share,
-    work_together,
-    worth_compiling,
-)
+from langevin.studies.runner import compare, run_jobs, timing_jobs
+from langevin.studies.sharing import BUSY, WORTH, divide, run_bytes, worth_compiling
 from langevin.studies.statistics import cost_of
-from langevin.studies.work import DECODING, Job, Outcome, finished, read_json, started, work, write_json
-from langevin.training import loop
+from langevin.studies.terms import Size
+from langevin.studies.work import DECODING, Outcome, finished, read_json, work, write_json
 
-GIB = 2.0**30
+GIB = 2**30
+A_STEP = 4 * 16  # tokens
 
 
-def test_runs_that_take_turns_are_the_runs_that_do_not(tmp_path: Path) -> None:
-    both = plan(tmp_path, seeds=(0, 1), shape={"dropout": 0.1})
-    together, alone = run_jobs(both, tmp_path / "together"), run_jobs(both, tmp_path / "alone")
-    together = [replace(job, shared=True) for job in together]
-    outcomes: list[tuple[Job, Outcome]] = []
-    work_together(together, lambda job, outcome: outcomes.append((job, outcome)))
-    assert told(outcomes) == {job.label: ["began", "trained"] for job in together}
-    for job, lone in zip(together, alone, strict=True):
-        assert not finished(job)
-        assert work(replace(job, trained=True)).status == "done"
-        assert work(lone).status == "done"
-        ours, theirs = read_json(job.record), read_json(lone.record)
-        assert ours is not None
-        assert theirs is not None
-        assert ours["values"] == theirs["values"]
-        for key in ("seconds", "tokens_per_second", "peak_memory_bytes", "decode_ms_per_token"):
-            assert ours["cost"][key] is None  # it would be that of all together
-        assert theirs["cost"]["tokens_per_second"] > 0
-        assert [row["loss"] for row in ours["curve"]] == [row["loss"] for row in theirs["curve"]]
+def test_a_run_that_shares_is_the_run_alone_without_its_times(tmp_path: Path) -> None:
+    one = plan(tmp_path, seeds=(0,), shape={"dropout": 0.1})
+    shared, alone = (run_jobs(one, tmp_path / str(how), how)[0] for how in (True, False))
+    assert [work(job).status for job in (shared, alone)] == ["done", "done"]
+    ours, theirs = ((read_json(job.record) or {}) for job in (shared, alone))
+    assert ours["values"] == theirs["values"]
+    assert [row["loss"] for row in ours["curve"]] == [row["loss"] for row in theirs["curve"]]
+    assert theirs["cost"]["tokens_per_second"] > 0
+    for key in ("seconds", "tokens_per_second", "peak_memory_bytes", "decode_ms_per_token"):
+        assert ours["cost"][key] is None  # it would be that of all together
 
 
 def test_a_run_that_was_shared_stays_without_times(tmp_path: Path) -> None:
     """Even if it was killed then, and goes on alone."""
-    job = run_jobs(plan(tmp_path, seeds=(0,)), tmp_path / "cmp")[0]
-    trainer, progress = started(replace(job, shared=True))
-    for _ in zip(range(5), trainer.steps(progress), strict=False):
-        pass
-    assert work(job).status == "done"
+    job = run_jobs(plan(tmp_path, seeds=(0,)), tmp_path / "cmp", shared=True)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("langevin.studies.work.conclude", lambda *_: pytest.fail("it was killed"))
+        with pytest.raises(pytest.fail.Exception):
+            work(job)
+    assert work(replace(job, shared=False)).status == "done"
     assert (read_json(job.record) or {})["cost"]["tokens_per_second"] is None
 
 
@@ -115,143 +96,51 @@ def test_runs_that_shared_have_no_times_in_a_report_of_runs_either(tmp_path: Pat
         assert all(row["seconds"] is None for row in arm["runs"][0]["curve"])
 
 
-def test_a_trial_that_cannot_be_written_fails_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs = trial_jobs(plan(tmp_path, tune="lr", trials=2), tmp_path / "cmp")
-    whole = sharing.conclude
-
-    def full(job: Job) -> Outcome:
-        if job is jobs[1]:
-            raise OSError(28, "No space left on device")
-        return whole(job)
-
-    monkeypatch.setattr(sharing, "conclude", full)
-    outcomes: list[tuple[Job, Outcome]] = []
-    work_together(jobs, lambda job, outcome: outcomes.append((job, outcome)))
-    assert told(outcomes) == {job.label: ["began", "failed" if job is jobs[1] else "done"] for job in jobs}
-
-
-@pytest.mark.parametrize("together", [1, 2])
-def test_the_cause_of_a_failure_is_told_before_the_gpu_is_tidied(
-    together: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU that is broken tidying fails too."""
-    jobs = run_jobs(plan(tmp_path), tmp_path / "cmp")[:together]
-
-    def fails(*_: Any) -> None:
-        raise RuntimeError("device-side assert")
-
-    for name in ("tidied", "forget"):
-        monkeypatch.setattr(sharing, name, fails)
-    monkeypatch.setattr(loop.Trainer, "_compute", fails)
-    outcomes: list[tuple[Job, Outcome]] = []
-    with pytest.raises(RuntimeError):
-        work_together(jobs, lambda job, outcome: outcomes.append((job, outcome)))
-    failed = Outcome("failed", error="RuntimeError: device-side assert")
-    assert outcomes == [*((job, BEGAN) for job in jobs), (jobs[0], failed)]
-
-
-def test_a_run_that_fails_does_not_stop_those_it_shares_with(tmp_path: Path) -> None:
-    jobs = run_jobs(plan(tmp_path, seeds=(0, 1)), tmp_path / "cmp")
-    jobs = [job for job in jobs if job.label.startswith("softmax")]
-    broken = replace(jobs[0], config=replace(jobs[0].config, lr=1e30, clip=1e30, max_bad_steps=1))
-    outcomes: list[tuple[Job, Outcome]] = []
-    work_together([broken, jobs[1]], lambda job, outcome: outcomes.append((job, outcome)))
-    assert told(outcomes) == {jobs[0].label: ["began", "failed"], jobs[1].label: ["began", "trained"]}
-
-
-def six(folder: Path, **shape: str) -> Plan:
-    arms = ("softmax", "ssmax", "heat", "sigmoid", "sima", "neighbor")
-    return plan(folder, *arms, seeds=(0, 1, 2), shape=shape)
-
-
-def test_a_small_model_shares_a_gpu_and_a_large_one_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = share(six(tmp_path, compile="off"), 1e7, 1_000_000, 512, 80 * GIB)
-    assert found.shared
-    assert found.trainers == 1
-    assert found.runs == found.at_once == MOST
-    assert not found.by_arm
-    a_step = 4 * 16  # tokens
-    several = share(six(tmp_path, compile="off"), 0.21 * FULL / a_step, 1_000_000, 512, 80 * GIB)
-    assert (several.trainers, several.runs) == (1, 5)  # as many as fill it
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = type("Properties", (), {"total_memory": 80 * GIB})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
     monkeypatch.setattr("os.cpu_count", lambda: 16)
-    larger = share(six(tmp_path, compile="off"), 0.6 * FULL / a_step, 1_000_000, 512, 80 * GIB)
-    assert larger == Share(4, 4, 1, shared=True)
-    assert share(six(tmp_path, compile="off"), 1e12, 1_000_000, 512, 80 * GIB) == Share()
-    assert share(six(tmp_path, compile="off"), 1e7, 1_000_000, 512, 1 * GIB) == Share()
 
 
-def test_compiled_arms_have_a_process_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
-    found = share(six(tmp_path, compile="on"), 1e7, 1_000_000, 512, 80 * GIB)
-    assert found == Share(6, 6, 2, by_arm=True, shared=True)
+@pytest.mark.parametrize(
+    ("flops", "parameters", "asked", "workers"),
+    [
+        (1e6, 1_000_000, None, 4),
+        (0.9 * BUSY / A_STEP, 1_000_000, None, 4),
+        (1.1 * BUSY / A_STEP, 1_000_000, None, 1),  # a step that fills the GPU
+        (1e6, 1_000_000_000, None, 3),  # what its memory holds
+        (1e6, 4_000_000_000, None, 1),
+        (1e12, 1_000_000, 3, 3),  # too large to share, but it was asked for
+        (1e6, 1_000_000, 1, 1),
+        (1e6, 1_000_000, 0, 0),
+    ],
+)
+def test_a_gpu_is_divided_by_its_time_and_memory_or_as_the_user_says(
+    gpu: None, flops: float, parameters: int, asked: int | None, workers: int, tmp_path: Path
+) -> None:
+    sizes = {"softmax": Size(parameters, flops, 256), "small": Size(10, 10.0, 256)}
+    assert divide(plan(tmp_path, seeds=(0, 1, 2)), sizes, "cuda", asked) == workers
+
+
+def test_no_more_runs_than_there_are_or_the_host_can_feed(
+    gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"softmax": Size(1_000_000, 1e6, 256)}
+    assert divide(plan(tmp_path, seeds=(0,)), sizes, "cuda", None) == 2
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert divide(plan(tmp_path, seeds=(0, 1, 2)), sizes, "cuda", None) == 1
+
+
+def test_the_memory_of_a_run_grows_with_its_batch_its_model_and_its_vocabulary(tmp_path: Path) -> None:
+    def taken(parameters: int = 10**6, vocabulary: int = 256, **shape: int) -> float:
+        return run_bytes(plan(tmp_path, shape=shape), Size(parameters, 1e6, vocabulary))
+
+    assert taken() < min(taken(batch=64), taken(layers=8), taken(2 * 10**6), taken(vocabulary=50_257))
 
 
 def test_short_runs_are_not_compiled(tmp_path: Path) -> None:
-    short = plan(tmp_path, seeds=(0, 1), shape={"steps": 100})
-    assert worth_compiling(short, 1e9, 512) == "off"
-    assert worth_compiling(short, 1e9, 50257) == "loss"
-    assert worth_compiling(short, 1.1 * WORTH / (2 * 2 * 100 * 4 * 16), 512) == "on"
-
-
-def test_jobs_that_go_together(tmp_path: Path) -> None:
-    both = plan(tmp_path, "softmax", "ssmax", seeds=(0, 1, 2), tune="lr", trials=3)
-    for jobs in (run_jobs(both, tmp_path), trial_jobs(both, tmp_path)):
-        found = bundles(jobs, Share(2, 2, 2, by_arm=True))  # each compiles once
-        assert [{job.config.mixer for job in same} for same in found] == [{"softmax"}, {"ssmax"}]
-        assert sorted(j.label for same in found for j in same) == sorted(j.label for j in jobs)
-        assert bundles(jobs, Share(3, 1, 4)) == [jobs]
-        assert bundles(jobs, Share(2, 2)) == [[job] for job in jobs]
-    assert bundles([], Share(2, 1, 4)) == []
-
-
-def unequal(folder: Path) -> list[Job]:
-    """Four runs of which the first is the shortest."""
-    jobs = run_jobs(plan(folder, seeds=(0, 1)), folder / "cmp")
-    return [replace(job, config=replace(job.config, steps=4 + 8 * (job is not jobs[0]))) for job in jobs]
-
-
-def test_a_run_begins_when_another_has_ended(tmp_path: Path) -> None:
-    jobs = unequal(tmp_path)
-    told: list[tuple[Job, str]] = []
-    work_together(jobs, lambda job, outcome: told.append((job, outcome.status)), at_once=2)
-    one, two, three, four = jobs
-    assert told[:4] == [(one, "began"), (two, "began"), (one, "trained"), (three, "began")]
-    assert sorted(status for _, status in told[4:]) == ["began", "trained", "trained", "trained"]
-    assert told.index((two, "trained")) < told.index((four, "began"))
-    assert [work(replace(job, trained=True)).status for job in jobs] == ["done"] * 4
-
-
-@pytest.mark.parametrize("when", ["began", "getting ready"])
-def test_asked_to_stop_all_runs_save_and_those_that_wait_do_not_begin(
-    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs = unequal(tmp_path)
-    outcomes: list[tuple[Job, Outcome]] = []
-    ready = sharing.started
-
-    def started_late(job: Job) -> Any:
-        found = ready(job)
-        if when == "getting ready" and job is jobs[2]:
-            signal.raise_signal(signal.SIGTERM)
-        return found
-
-    def tell(job: Job, outcome: Outcome) -> None:
-        outcomes.append((job, outcome))
-        if when == "began" and job is jobs[2] and outcome == BEGAN:
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(sharing, "started", started_late)
-    work_together(jobs, tell, at_once=2)
-    one, two, three, four = (job.label for job in jobs)
-    assert told(outcomes) == {
-        one: ["began", "trained"],
-        two: ["began", "stopped"],
-        three: ["began", "stopped"],
-        four: ["stopped"],  # nothing is sent for it: whoever asked may not listen any more
-    }
-    assert any((jobs[1].folder / "checkpoints").glob("step-*"))
-    assert not jobs[3].folder.exists()
+    short: Plan = plan(tmp_path, seeds=(0, 1), shape={"steps": 100})
+    assert worth_compiling(short, Size(1, 1e9, 512)) == "off"
+    assert worth_compiling(short, Size(1, 1e9, 50257)) == "loss"
+    assert worth_compiling(short, Size(1, 1.1 * WORTH / (2 * 2 * 100 * A_STEP), 512)) == "on"

@@ -9,7 +9,7 @@ import pytest
 from small_results import arm, results_of, run
 
 from langevin.errors import UsageError
-from langevin.studies.verdict import not_controlled, verdict
+from langevin.studies.controls import not_controlled
 
 BASE = [2.00, 2.10, 2.05, 1.95, 2.20, 2.15, 2.02, 2.08]
 
@@ -212,13 +212,6 @@ def test_a_difference_that_is_not_zero_never_reads_as_zero():
     wide = [2.0 - 1e-5, 1.0, 1.0, 1.0, 1.0, 1.0]
     text = words(results_of(arm("softmax", [2.0] * 6), arm("heat", wide)))
     assert not re.search(r"[ −+]0\.0+ ", text)
-
-
-def test_the_verdict_can_be_read_off_results_without_comparisons():
-    results = results_of(arm("softmax", BASE), arm("heat", shifted(-0.05)))
-    said = results["verdict"]
-    del results["comparisons"]
-    assert verdict(results) == said
 
 
 SETTINGS = {"lr": 0.003, "layers": 2, "width": 64, "context": 64, "tokens": 300_000, "schedule": "cosine"}

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from langevin.training.config import TrainConfig
+from langevin.settings import TrainConfig
 
 TEXT = "".join(
     f"{name} had {n} {thing}. {name} gave one away, so {n - 1} were left.\n"
@@ -64,7 +64,7 @@ torch.set_num_threads(1)
 from pathlib import Path
 from langevin import runs
 from langevin.training import checkpoint, loop
-from langevin.training.config import TrainConfig
+from langevin.settings import TrainConfig
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 {dies}
 runs.train(TrainConfig.read(Path({str(config_file)!r})), Path({str(out)!r}), resume=True, quiet=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from langevin.errors import WorkError
-from langevin.training.config import TrainConfig
+from langevin.settings import TrainConfig
 from langevin.training.fitting import fewest_parts
 from langevin.training.optim import Muon, Update, orthogonal
 
@@ -77,15 +78,69 @@ def test_the_average_stands_still_while_a_step_is_left_out() -> None:
     with_gradients(model)
     update()
     assert update.average is not None
-    before = [x.clone() for x in update.average.values()]
+    before = [x.clone() for x in update.average]
     next(with_gradients(model, 2).parameters()).grad[0, 0] = float("nan")  # type: ignore[index]
     update()
-    for x, old in zip(update.average.values(), before, strict=True):
+    for x, old in zip(update.average, before, strict=True):
         assert torch.equal(x, old)
     with_gradients(model, 3)
     update()
-    for x, old, p in zip(update.average.values(), before, model.parameters(), strict=True):
-        torch.testing.assert_close(x, (old + p) / 2)
+    for x, old, p in zip(update.average, before, model.parameters(), strict=True):
+        torch.testing.assert_close(x, (old + 2 * p) / 3)  # weights 1/2 and 1, of the two steps there were
+
+
+def after_each_step(update: Update, model: nn.Module, steps: int) -> list[list[torch.Tensor]]:
+    seen = []
+    for step in range(steps):
+        with_gradients(model, step)
+        update()
+        seen.append([p.detach().clone() for p in model.parameters()])
+    return seen
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.9, 0.9999])
+def test_the_average_is_that_of_the_weights_seen_and_of_nothing_else(decay: float) -> None:
+    model = two_layers()
+    update = Update(model, TrainConfig(ema=decay, lr=0.1))
+    seen = after_each_step(update, model, 12)
+    share = torch.tensor([decay ** (12 - i) for i in range(1, 13)], dtype=torch.float64)
+    for i, p in enumerate(model.parameters()):
+        every = torch.stack([weights[i] for weights in seen])
+        expected = torch.tensordot(share / share.sum(), every.double(), 1)
+        with update.averaged_weights():
+            torch.testing.assert_close(p.detach().double(), expected, rtol=1e-5, atol=1e-7)
+            if decay == 0.9999:  # after few steps this is the plain mean
+                torch.testing.assert_close(p.detach(), every.mean(0), rtol=1e-2, atol=1e-4)
+        assert torch.equal(p, every[-1])
+
+
+def test_a_first_step_that_is_left_out_leaves_the_average_at_the_start() -> None:
+    model = two_layers()
+    start = [p.detach().clone() for p in model.parameters()]
+    update = Update(model, TrainConfig(ema=0.99))
+    next(with_gradients(model).parameters()).grad[0, 0] = float("inf")  # type: ignore[index]
+    update()
+    with update.averaged_weights():
+        assert all(torch.equal(p, old) for p, old in zip(model.parameters(), start, strict=True))
+    (seen,) = after_each_step(update, model, 1)
+    with update.averaged_weights():
+        for p, new in zip(model.parameters(), seen, strict=True):
+            torch.testing.assert_close(p.detach(), new)
+
+
+def test_the_norm_that_is_told_is_the_mean_before_clipping_of_the_steps_that_had_one() -> None:
+    model = two_layers()
+    update = Update(model, TrainConfig(clip=0.1))
+    norms = []
+    for step in range(4):
+        with_gradients(model, step)
+        if step == 2:
+            next(model.parameters()).grad[0, 0] = float("nan")  # type: ignore[index]
+        else:
+            norms.append(float(nn.utils.get_total_norm([p.grad for p in model.parameters()])))  # type: ignore[misc]
+        update()
+    assert update.mean_norm() == pytest.approx(sum(norms) / 3)
+    assert math.isnan(update.mean_norm())
 
 
 def test_large_gradients_are_clipped_to_the_norm() -> None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from langevin.data.corpus import Corpus
+from langevin.data.corpus import Corpus, same_data
 from langevin.data.folders import cache_root
 from langevin.data.sources import GENERATED, NAMED, find
 from langevin.data.tokens import tokenised
 
-__all__ = ["Corpus", "Listed", "names", "prepare"]
+__all__ = ["Corpus", "Listed", "names", "prepare", "same_data"]
 
 
 def prepare(
@@ -29,18 +29,18 @@ def prepare(
 ) -> Corpus:
     """Tokenise a text, or open what was tokenised before.
 
-    name: a name from `names()`, a text file or a folder of text files.
+    name: a name from `names()`, a text or table file (CSV, TSV, JSONL), or a folder of them.
     tokenizer: `bytes`, `chars`, `bpe-N`, a tokenizer's folder or its name on the Hugging Face Hub; None for
         the usual one of the source.
     cache: where to keep it; None for `$LANGEVIN_CACHE`, or ~/.cache/langevin.
     verify: compare the sha256 of what was prepared before, not only its size.
     progress: show a progress bar on a terminal.
     settings: of the source: `stories` takes seed, train, valid and test (numbers of stories), a local text
-        takes valid and test (fractions).
+        takes valid and test (fractions) and, in a table, text_column.
     """
     source = find(name, settings)
     root = cache_root() if cache is None else Path(cache)
-    return tokenised(source, tokenizer or source.tokenizer, root, verify, progress)
+    return tokenised(source, source.tokenizer if tokenizer is None else tokenizer, root, verify, progress)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from langevin.data import order
 from langevin.data.texts import SPLITS
+from langevin.data.tokenizers import load_tokenizer
 from langevin.errors import unknown
 
 if TYPE_CHECKING:
@@ -19,12 +21,17 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", np.ndarray, "torch.Tensor")
 
+BLOCK = 1 << 24
+"""Tokens that are brought to a device at once."""
+
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
     """The splits train, valid and test as flat streams of tokens.
 
-    Documents, where there are any, each end with the tokenizer's eos token.
+    Documents, where there are any, are divided by one token, the separator: each ends with the tokenizer's
+    eos, or begins with its bos where the tokenizer puts one before every text. Either way a document is
+    read from the separator before it on: attention and positions begin anew there.
     """
 
     folder: Path
@@ -32,9 +39,7 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(self.folder / "tokenizer", local_files_only=True)
+        return load_tokenizer(self.folder / "tokenizer")
 
     @property
     def vocab_size(self) -> int:
@@ -42,8 +47,18 @@ class Corpus:
 
     @property
     def eos(self) -> int:
-        """The id of the token that ends a document."""
+        """The id of the tokenizer's end-of-text token."""
         return int(self.manifest["tokenizer"]["eos"])
+
+    @property
+    def separator(self) -> int:
+        """The id of the token between documents: eos, or bos."""
+        return int(self.manifest["separator"])
+
+    @property
+    def begins_with_bos(self) -> bool:
+        """Whether documents are `bos text`, else `text eos`."""
+        return bool(self.manifest["layout"] == "bos text")
 
     @property
     def has_documents(self) -> bool:
@@ -64,8 +79,19 @@ class Corpus:
         """Where each document starts in the stream; [0] for a text without documents."""
         if not self.has_documents:
             return np.zeros(1, np.int64)
-        ends = np.flatnonzero(self.tokens(split) == self.eos)
-        return np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
+        separators = np.flatnonzero(self.tokens(split) == self.separator)
+        return separators if self.begins_with_bos else np.concatenate([[0], separators[:-1] + 1])
+
+    def text_size(self, split: str, start: int = 0, stop: int | None = None) -> tuple[int, int]:
+        """Characters and bytes of the text behind tokens[start:stop] of valid or test.
+
+        A character counts with its first token; separators have none, unknown characters count.
+        """
+        if split not in SPLITS[1:]:
+            raise unknown("split with sizes", split, SPLITS[1:])
+        pairs = np.memmap(self.folder / f"{split}.sizes", "<u2", mode="r").reshape(-1, 2)
+        characters, utf8_bytes = pairs[start:stop].sum(0, dtype=np.int64)
+        return int(characters), int(utf8_bytes)
 
     def true_nats_per_token(self, split: str) -> float | None:
         """The loss of the distribution that the split was drawn from, where that is known."""
@@ -77,37 +103,69 @@ class Corpus:
     ) -> np.ndarray:
         """Where the windows of a training step start: int64 (batch,). See `order` for the rule.
 
-        A window is the `context + 1` tokens from its start, round the circle: a slice of
-        `device_tokens(split, device, wrap=context)`. `first` makes the circle of the first so many tokens.
+        A window is the `context + 1` tokens from its start, round the circle. `first` makes the circle of
+        the first so many tokens.
         """
-        count = min(len(self.tokens(split)), first or len(self.tokens(split)))
+        count = len(self.tokens(split)[:first])
         return order.window_starts(count, step, seed=seed, batch=batch, context=context)
 
-    def batch_indices(self, split: str, step: int, *, seed: int, batch: int, context: int) -> np.ndarray:
-        """The positions in the split of the tokens of a training batch: int64 (batch, context + 1)."""
-        starts = self.windows(split, step, seed=seed, batch=batch, context=context)
-        return order.windows(len(self.tokens(split)), starts, context + 1)
+    def rows(self, split: str, starts: np.ndarray, length: int, first: int | None = None) -> np.ndarray:
+        """The `length` tokens from each start, round the circle, out of the file: int64 (rows, length)."""
+        tokens = self.tokens(split)[:first]
+        return tokens[order.windows(len(tokens), starts, length)].astype(np.int64)
 
     def batch(self, split: str, step: int, *, seed: int, batch: int, context: int) -> np.ndarray:
         """The tokens of a training batch: int64 (batch, context + 1), a pure function of (seed, step)."""
-        where = self.batch_indices(split, step, seed=seed, batch=batch, context=context)
-        return self.tokens(split)[where].astype(np.int64)
+        starts = self.windows(split, step, seed=seed, batch=batch, context=context)
+        return self.rows(split, starts, context + 1)
 
     def device_tokens(
-        self, split: str, device: str | torch.device, wrap: int = 0, first: int | None = None
+        self, split: str, device: str | torch.device, first: int | None = None
     ) -> torch.Tensor:
-        """A split, or its first tokens, as one int32 tensor on a device, then `wrap` of them again."""
+        """A split, or its first tokens, as one int32 tensor in a device's memory, without a copy here."""
         import torch
 
         tokens = self.tokens(split)[:first]
-        whole = np.concatenate([tokens, np.resize(tokens, wrap)]).astype(np.int32)
-        return torch.from_numpy(whole).to(device)
+        whole = torch.empty(len(tokens), dtype=torch.int32, device=device)
+        for at in range(0, len(tokens), BLOCK):
+            part = torch.from_numpy(tokens[at : at + BLOCK].astype(np.int32))
+            whole[at : at + BLOCK] = part.to(device)
+        return whole
 
     def document_ids(self, tokens: A) -> A:
-        """Which document each token of a window belongs to, for `documents=` masks.
+        """Which document each token of a window belongs to: the number of separators up to it.
 
-        Counted from 0 in each row; an eos is the last token of its document. Takes and gives numpy arrays
-        or torch tensors (..., length).
+        A separator is the first token of its document. Takes and gives numpy arrays or torch tensors
+        (..., length); so do the next two.
         """
-        ends = tokens == self.eos
-        return ends.cumsum(-1) - 1 * ends
+        return (tokens == self.separator).cumsum(-1)
+
+    def position_ids(self, tokens: A) -> A:
+        """How far each token is from its document's separator, or from the start of the window."""
+        starts = tokens == self.separator
+        if isinstance(tokens, np.ndarray):
+            place = np.arange(tokens.shape[-1])
+            return place - np.maximum.accumulate(np.where(starts, place, 0), -1)
+        import torch
+
+        places = torch.arange(tokens.shape[-1], device=tokens.device)
+        return places - torch.where(starts, places, 0).cummax(-1).values
+
+    def scored(self, targets: A) -> A | None:
+        """Which targets count; None for all. A bos is not asked for: what follows a text is not its own."""
+        return targets != self.separator if self.begins_with_bos else None
+
+
+def same_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """What differs between the data of two manifests, in words; None if they are the same tokens."""
+    try:
+        for split in (*one["splits"], *other["splits"]):
+            facts = [manifest["splits"][split] for manifest in (one, other)]
+            if len({f["text_sha256"] if "text_sha256" in f else f["sha256"] for f in facts}) > 1:
+                return f"the {split} text"
+        if one.get("tokenizer_sha256") != other.get("tokenizer_sha256"):
+            return "the tokenizer"
+        layouts = {m.get("layout", "text eos" if m.get("documents") else "text") for m in (one, other)}
+    except (KeyError, TypeError, AttributeError):
+        return "the record of the data (it is damaged)"
+    return "what stands between documents" if len(layouts) > 1 else None

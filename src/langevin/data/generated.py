@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-from langevin.data.texts import Texts
+from langevin.data.texts import SPLITS, Texts
 from langevin.errors import UsageError
 
 
@@ -37,11 +38,15 @@ class Stories:
     def read(self) -> Texts:
         from langevin.data.synthetic.stories import nats_per_story, stories
 
-        counts = {"train": self.train, "valid": self.valid, "test": self.test}
-        drawn = {split: stories(count, self.seed, split) for split, count in counts.items()}
+        texts: dict[str, list[str]] = {split: [] for split in SPLITS}
+        nats: dict[str, list[float]] = {split: [] for split in SPLITS}
+        for split in SPLITS:
+            for story in stories(getattr(self, split), self.seed, split):
+                texts[split].append(story.text)
+                nats[split].append(story.nats)
         return Texts(
-            {split: [one.text for one in some] for split, some in drawn.items()},
+            {split: partial(iter, some) for split, some in texts.items()},
             documents=True,
             facts={"split": "unrelated seeds", "nats_per_story": nats_per_story()},
-            nats={split: math.fsum(one.nats for one in some) for split, some in drawn.items()},
+            nats={split: math.fsum(some) for split, some in nats.items()},
         )

@@ -1,11 +1,18 @@
-"""Write a source as flat files of token ids, with the tokenizer and a manifest that says what they are."""
+"""Write a source as flat files of token ids, with the tokenizer and a manifest that says what they are.
+
+train.bin valid.bin test.bin   token ids; a document is `text eos`, or `bos text` where the tokenizer
+                               itself puts a beginning-of-text token before texts
+valid.sizes test.sizes         the characters and bytes that each token adds to the text (uint16 pairs)
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import warnings
+import os
+from array import array
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from langevin.data import tokenizers
 from langevin.data.sources import Source, fingerprint
-from langevin.data.texts import SPLITS, Texts
+from langevin.data.texts import SEPARATOR, SPLITS, Texts
 from langevin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,8 +31,14 @@ if TYPE_CHECKING:
 SMALL = 1 << 16
 """Up to so many tokens, two bytes hold one."""
 
-BATCH_CHARACTERS = 1 << 22
-"""Documents are encoded in batches of about this many characters."""
+BATCH_CHARACTERS = 1 << 20
+"""Pieces of text are encoded in batches of about this many characters."""
+
+NOTHING = np.zeros((1, 2), "<u2")
+"""Characters and bytes of a separator."""
+
+LOOKED_AT = 1 << 20
+"""Among so many tokens of train a text without documents finds what it can begin after."""
 
 
 def build(
@@ -40,31 +53,36 @@ def build(
     with _bar(progress) as bar:
         task = bar.add_task(f"reading {source.name}", total=None)
         texts = source.read()
-        for split in SPLITS:
-            if not any(texts.splits[split]):
-                raise UsageError(f"{source.name} has no text for {split}", "Use a longer text.")
         bar.update(task, description=f"making the tokenizer {name}")
         made = _tokenizer(name, loaded, texts)
         made.tokenizer.save_pretrained(folder / "tokenizer")
-        dtype = np.dtype("<u2" if len(made.tokenizer) <= SMALL else "<u4")
-        total = sum(len(text) for documents in texts.splits.values() for text in documents)
-        bar.update(task, description=f"tokenising {source.name}", total=total)
-
-        def advance(characters: int) -> None:
-            bar.advance(task, characters)
-
-        splits = {split: _write(folder, split, texts, made, dtype, advance) for split in SPLITS}
+        size = tokenizers.vocabulary(made.tokenizer)
+        dtype = np.dtype("<u2" if size <= SMALL else "<u4")
+        total = sum(file["bytes"] for file in source.identity.get("files", {}).values())
+        bar.update(task, description=f"tokenising {source.name}", total=total or None)
+        shards = {split: Shard(split, texts, made, dtype) for split in SPLITS}
+        for split, shard in shards.items():
+            shard.write(folder, partial(bar.advance, task))
+            if not shard.tokens:
+                raise UsageError(f"{source.name} has no text for {split}", "Use a longer text.")
     manifest = {
         **recipe,
         "facts": texts.facts,
         "documents": texts.documents,
+        "layout": shards["train"].layout,
+        "separator": shards["train"].separator,
+        "start": _start(folder, texts, shards["train"]),
         "dtype": dtype.str,
-        "tokenizer": _described(name, made, folder / "tokenizer"),
+        "tokenizer": {"name": name, "vocab_size": size, "eos": made.tokenizer.eos_token_id},
         "tokenizer_sha256": tokenizers.fingerprint(made.tokenizer),
-        "source_sha256": _joint(splits[split]["text_sha256"] for split in SPLITS),
-        "splits": splits,
-        **_true_entropy(texts, splits),
-        **_repeated(texts),
+        "splits": {split: shard.facts() for split, shard in shards.items()},
+        **_true_entropy(texts, shards),
+        **_repeated(texts, shards),
+        "files": {
+            path.relative_to(folder).as_posix(): fingerprint(path)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        },
     }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
@@ -72,57 +90,71 @@ def build(
 def _tokenizer(name: str, loaded: PreTrainedTokenizerFast | None, texts: Texts) -> tokenizers.Made:
     if loaded is not None:
         return tokenizers.Made(loaded, tokenizers.encoder(loaded))
-    others = [text for split in SPLITS[1:] for text in texts.splits[split]]
-    return tokenizers.make(name, texts.splits["train"], others)
+    others = (text for split in SPLITS[1:] for text, _ in texts.pieces(split))
+    return tokenizers.make(name, (text for text, _ in texts.pieces("train")), others)
 
 
-def _write(
-    folder: Path,
-    split: str,
-    texts: Texts,
-    made: tokenizers.Made,
-    dtype: np.dtype,
-    advance: Callable[[int], None],
-) -> dict[str, Any]:
-    """Write one shard; returns its part of the manifest."""
-    documents = texts.splits[split]
-    end = np.array([made.tokenizer.eos_token_id] if texts.documents else [], dtype)
-    unknown = made.tokenizer.convert_tokens_to_ids(tokenizers.UNKNOWN) if made.has_unknown else -1
-    digest = hashlib.sha256()
-    tokens = unknowns = 0
-    with open(folder / f"{split}.bin", "wb") as file:
-        for batch in _batches(documents):
-            for ids in made.encode(batch):
-                row = np.concatenate([ids.astype(dtype), end])
-                unknowns += int(np.count_nonzero(ids == unknown))
-                tokens += len(row)
-                data = row.tobytes()
-                digest.update(data)
-                file.write(data)
-            advance(sum(len(text) for text in batch))
-    if unknowns:
-        warnings.warn(
-            f"{split} has {unknowns:,} characters that train does not have: each is {tokenizers.UNKNOWN}, "
-            "which is easier to predict than the character",
-            stacklevel=2,
-        )
-    return {
-        "tokens": tokens,
-        "characters": sum(len(text) for text in documents),
-        "bytes": sum(len(text.encode()) for text in documents),
-        "documents": len(documents),
-        "unknown_characters": unknowns,
-        "sha256": digest.hexdigest(),
-        "text_sha256": texts.sha256(split),
-    }
+class Shard:
+    """One split on its way to the disk, and what is counted on the way."""
+
+    def __init__(self, split: str, texts: Texts, made: tokenizers.Made, dtype: np.dtype) -> None:
+        self.split, self.texts, self.made, self.dtype = split, texts, made, dtype
+        first = tokenizers.first_token(made.tokenizer)
+        self.separator: int = made.tokenizer.eos_token_id if first is None else first
+        self.layout = "text" if not texts.documents else "text eos" if first is None else "bos text"
+        self.unknown = made.tokenizer.convert_tokens_to_ids(tokenizers.UNKNOWN) if made.has_unknown else -1
+        self.tokens = self.characters = self.bytes = self.unknowns = 0
+        self.text_sha256 = hashlib.sha256()
+        self.hashes = array("Q")
+        """Of the documents, 64 bits each."""
+
+    def write(self, folder: Path, advance: Callable[[int], None]) -> None:
+        separator = [(np.array([self.separator]), NOTHING)]
+        sized = self.split != "train"
+        sizes_path = folder / f"{self.split}.sizes" if sized else Path(os.devnull)
+        document, begins = hashlib.blake2b(digest_size=8), True
+        with open(folder / f"{self.split}.bin", "wb") as tokens, open(sizes_path, "wb") as sizes:
+            for batch in _batches(self.texts.pieces(self.split)):
+                rows: list[tuple[np.ndarray, np.ndarray]] = []
+                encoded = self.made.encode([text for text, _ in batch], sized)
+                for (text, ends), (ids, places) in zip(batch, encoded, strict=True):
+                    rows += separator * (begins and self.layout == "bos text")
+                    rows.append((ids, NOTHING if places is None else _sizes(text, places)))
+                    rows += separator * (ends and self.layout == "text eos")
+                    data = text.encode()
+                    self.characters += len(text)
+                    self.bytes += len(data)
+                    self.text_sha256.update(data)
+                    document.update(data)
+                    begins = ends
+                    if ends:
+                        self.text_sha256.update(SEPARATOR.encode())
+                        self.hashes.append(int.from_bytes(document.digest()))
+                        document = hashlib.blake2b(digest_size=8)
+                row = np.concatenate([ids for ids, _ in rows]).astype(self.dtype)
+                self.tokens += len(row)
+                self.unknowns += int(np.count_nonzero(row == self.unknown))
+                tokens.write(row.tobytes())
+                sizes.write(b"".join(pairs.tobytes() for _, pairs in rows))
+                advance(sum(len(text) for text, _ in batch))
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "characters": self.characters,
+            "bytes": self.bytes,
+            "documents": len(self.hashes) if self.texts.documents else 1,
+            "unknown_characters": self.unknowns,
+            "text_sha256": self.text_sha256.hexdigest(),
+        }
 
 
-def _batches(documents: list[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
+def _batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    batch: list[tuple[str, bool]] = []
     characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document)
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece[0])
         if characters >= BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
@@ -130,44 +162,55 @@ def _batches(documents: list[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _described(name: str, made: tokenizers.Made, folder: Path) -> dict[str, Any]:
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    return {
-        "name": name,
-        "vocab_size": len(made.tokenizer),
-        "eos": made.tokenizer.eos_token_id,
-        "files": {path.name: fingerprint(path)["sha256"] for path in files},
-    }
+def _sizes(text: str, places: np.ndarray) -> np.ndarray:
+    """Characters and bytes that each token adds, (tokens, 2); a character counts with its first token."""
+    points = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    widths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
+    bytes_before = np.concatenate([[0], np.cumsum(widths)])
+    places[-1:] = len(text)  # with the last token, what a tokenizer leaves out at the end
+    ends = np.stack([places, bytes_before[places]], -1)
+    return np.minimum(np.diff(ends, axis=0, prepend=0), np.iinfo(np.uint16).max).astype("<u2")
 
 
-def _joint(hashes: Iterable[str]) -> str:
-    return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
+def _start(folder: Path, texts: Texts, train: Shard) -> list[int]:
+    """What an empty prompt stands for: the separator, or in a text without documents a line end, else a
+    space, else the first token, whichever the text has."""
+    if texts.documents:
+        return [train.separator]
+    seen = np.fromfile(folder / "train.bin", train.dtype, LOOKED_AT)
+    for ids, _ in train.made.encode(["\n", " "], False):
+        if np.isin(ids, seen).all() and len(ids):
+            return [int(token) for token in ids]
+    return [int(seen[0])]
 
 
-def _true_entropy(texts: Texts, splits: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _true_entropy(texts: Texts, shards: dict[str, Shard]) -> dict[str, Any]:
     """-ln p of each split under the distribution it was drawn from: what a perfect model would score."""
     if not texts.nats:
         return {}
-    return {
-        "true_entropy": {
-            split: {
-                "nats": nats,
-                "nats_per_document": nats / splits[split]["documents"],
-                "nats_per_character": nats / splits[split]["characters"],
-                "nats_per_token": nats / splits[split]["tokens"],
-            }
-            for split, nats in texts.nats.items()
+
+    def per(shard: Shard, nats: float) -> dict[str, float]:
+        documents = len(shard.hashes)
+        return {
+            "nats": nats,
+            "nats_per_document": nats / documents,
+            "nats_per_character": nats / shard.characters,
+            "nats_per_token": nats / (shard.tokens - documents * (shard.layout == "bos text")),
         }
-    }
+
+    return {"true_entropy": {split: per(shards[split], nats) for split, nats in texts.nats.items()}}
 
 
-def _repeated(texts: Texts) -> dict[str, Any]:
-    """How many documents of a split stand word for word in train."""
+def _repeated(texts: Texts, shards: dict[str, Shard]) -> dict[str, Any]:
+    """How many documents of a split stand word for word in train (by 64-bit hashes)."""
     if not texts.documents:
         return {}
-    seen = set(texts.splits["train"])
-    repeated = {split: sum(text in seen for text in texts.splits[split]) for split in SPLITS[1:]}
-    return {"repeated": {"train": len(texts.splits["train"]) - len(seen), **repeated}}
+    train = np.unique(np.asarray(shards["train"].hashes, np.uint64))
+    repeated = {
+        split: int(np.isin(np.asarray(shards[split].hashes, np.uint64), train).sum())
+        for split in SPLITS[1:]
+    }
+    return {"repeated": {"train": len(shards["train"].hashes) - len(train), **repeated}}
 
 
 def _bar(wanted: bool) -> Progress:

@@ -1,15 +1,18 @@
 """Named texts and local files: where they are found and how they are split. A strict registry.
 
 A name is looked for in `$LANGEVIN_DATA/NAME/`, then among what was fetched before, then on the Hugging
-Face Hub. Anything else must be a text file or a folder of text files.
+Face Hub. Anything else must be a text or table file, or a folder of them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from langevin.data.folders import cache_root, data_root
 from langevin.data.generated import Stories
 from langevin.data.hub import HubTexts, fetch
 from langevin.data.local import LocalText
-from langevin.data.texts import Texts, read_text, split_documents
+from langevin.data.texts import SPLITS, Stream, Texts, documents_of, read_text, split_between
 from langevin.errors import UsageError, unknown
 
 
@@ -30,6 +33,8 @@ class Source:
     """The usual tokenizer for it."""
     identity: dict[str, Any]
     read: Callable[[], Texts]
+    path: Path | None = None
+    """Where a local text was found."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class NamedText:
     about: str
     tokenizer: str
     files: tuple[str, ...]
-    split: Callable[[Mapping[str, str]], Texts]
+    split: Callable[[Mapping[str, Path]], Texts]
     hub: HubTexts | None = None
     official: Mapping[str, str] = field(default_factory=dict)
     """sha256 of the files everybody has, where there is one such file."""
@@ -59,7 +64,7 @@ class NamedText:
                     f"{paths[file]} is not the usual file: numbers on it cannot be compared with others'",
                     stacklevel=2,
                 )
-        return Source(name, self.tokenizer, identity, lambda: self._read(paths))
+        return Source(name, self.tokenizer, identity, lambda: self.split(paths))
 
     def folder(self, name: str) -> Path | None:
         """The folder that holds the set on this machine."""
@@ -80,9 +85,6 @@ class NamedText:
         fetch(name, self.hub, folder, looked_for)
         return folder
 
-    def _read(self, paths: Mapping[str, Path]) -> Texts:
-        return self.split({file: read_text(path) for file, path in paths.items()})
-
 
 def fingerprint(path: Path) -> dict[str, Any]:
     try:
@@ -94,49 +96,52 @@ def fingerprint(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _one_file_a_split(documents: bool) -> Callable[[Mapping[str, str]], Texts]:
-    def split(texts: Mapping[str, str]) -> Texts:
-        parts = [split_documents(text) if documents else [text] for text in texts.values()]
-        return Texts(
-            dict(zip(("train", "valid", "test"), parts, strict=True)),
-            documents,
-            {"split": "official files"},
-        )
+def _one_file_a_split(documents: bool) -> Callable[[Mapping[str, Path]], Texts]:
+    def split(files: Mapping[str, Path]) -> Texts:
+        read = documents_of if documents else read_text
+        streams = [partial(read, path) for path in files.values()]
+        return Texts(dict(zip(SPLITS, streams, strict=True)), documents, {"split": "official files"})
 
     return split
 
 
-def _shakespeare(texts: Mapping[str, str]) -> Texts:
+def _shakespeare(files: Mapping[str, Path]) -> Texts:
     """The first 90 % train, as usual; the usual 10 % for validation are halved into valid and test."""
-    (text,) = texts.values()
-    first, second = int(0.9 * len(text)), int(0.95 * len(text))
-    splits = {"train": [text[:first]], "valid": [text[first:second]], "test": [text[second:]]}
+    text, total = _only(files)
+    splits = split_between(text, (int(0.9 * total), int(0.95 * total)), total)
     return Texts(splits, False, {"split": "90/5/5 % by position"})
 
 
-def _text8(texts: Mapping[str, str]) -> Texts:
+def _text8(files: Mapping[str, Path]) -> Texts:
     """90/5/5 M characters of the full 100 M; a prefix by proportion, in whole millions from 20 M on."""
-    (text,) = texts.values()
-    unit = 1_000_000 if len(text) >= 20_000_000 else 1
-    train = len(text) * 9 // 10 // unit * unit
-    valid = (len(text) - train) // 2 // unit * unit
-    sizes = [train, valid, len(text) - train - valid]
-    full = len(text) == 100_000_000
+    text, total = _only(files)
+    unit = 1_000_000 if total >= 20_000_000 else 1
+    train = total * 9 // 10 // unit * unit
+    valid = (total - train) // 2 // unit * unit
+    sizes = [train, valid, total - train - valid]
     facts = {
         "split": f"{'/'.join(f'{size:,}' for size in sizes)} characters",
-        "comparable": full or f"no: the first {len(text):,} of 100,000,000 characters",
+        "comparable": total == 100_000_000 or f"no: the first {total:,} of 100,000,000 characters",
     }
-    parts = (text[:train], text[train : train + valid], text[train + valid :])
-    return Texts(
-        {s: [part] for s, part in zip(("train", "valid", "test"), parts, strict=True)}, False, facts
-    )
+    return Texts(split_between(text, (train, train + valid), total), False, facts)
 
 
-def _tinystories(texts: Mapping[str, str]) -> Texts:
-    train, test = (split_documents(text) for text in texts.values())
-    cut = len(train) - max(round(0.05 * len(train)), 1)
-    facts = {"split": "test.txt is test; the last 5 % of train.txt are valid"}
-    return Texts({"train": train[:cut], "valid": train[cut:], "test": test}, True, facts)
+def _only(files: Mapping[str, Path]) -> tuple[Stream, int]:
+    """The text of the only file, and its number of characters."""
+    (path,) = files.values()
+    return partial(read_text, path), sum(len(text) for text in read_text(path))
+
+
+def _tinystories(files: Mapping[str, Path]) -> Texts:
+    train, test = (partial(documents_of, path) for path in files.values())
+    count = sum(1 for _ in train())
+    cut = count - max(round(0.05 * count), 1)
+    splits: dict[str, Stream] = {
+        "train": lambda: islice(train(), cut),
+        "valid": lambda: islice(train(), cut, None),
+        "test": test,
+    }
+    return Texts(splits, True, {"split": "test.txt is test; the last 5 % of train.txt are valid"})
 
 
 WIKITEXT_FILES = ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens")
@@ -220,22 +225,26 @@ def find(name: str, settings: Mapping[str, Any]) -> Source:
         if settings:
             raise unknown(f"setting of {name}", next(iter(settings)), ())
         return NAMED[name].find(name)
+    if not name:
+        raise UsageError("no data were named", "See langevin data list, or give the path of a text.")
     path = Path(name).expanduser()
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists raises where a name is too long
         if path.suffix or len(path.parts) > 1:
             raise UsageError(f"no such file or folder: {path}", "Check the path.")
         error = unknown("data", name, [*GENERATED, *NAMED])
         raise UsageError(
-            error.cause, f"{error.remedy} Or the path of a text file or a folder of text files."
+            error.cause, f"{error.remedy} Or the path of a text or table file, or of a folder of them."
         )
     local = _settings(name, LocalText, settings)
-    files = local.files(path)
+    path = path.resolve()
+    groups = local.find(path)
+    files = {at.relative_to(path.parent).as_posix(): at for some in groups.values() for at in some}
     identity = {"files": {file: fingerprint(at) for file, at in files.items()}, **local.identity()}
-    return Source(path.resolve().name, local.tokenizer, identity, lambda: local.read(files))
+    return Source(path.name, local.tokenizer, identity, lambda: local.read(groups), path)
 
 
-def _settings(name: str, kind: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
-    known = [key for key in kind.__annotations__ if key != "tokenizer"]
+def _settings(name: str, kind: Any, settings: Mapping[str, Any]) -> Any:
+    known = [field.name for field in fields(kind)]
     for key in settings:
         if key not in known:
             raise unknown(f"setting of {name}", key, known)

@@ -1,4 +1,4 @@
-"""Tokenizers by name: `bytes`, `chars`, `bpe-N`, or any transformers tokenizer (a folder or a Hub name).
+"""Tokenizers by name: `bytes`, `chars`, `bpe-N`, or a fast transformers tokenizer (a folder or a Hub name).
 
 All are transformers' fast tokenizers, so they are saved beside a model and load with AutoTokenizer. The
 first three give every text back exactly and end documents with `<|endoftext|>`.
@@ -7,8 +7,9 @@ first three give every text back exactly and end documents with `<|endoftext|>`.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import numpy as np
 
 from langevin.data.folders import data_root
 from langevin.data.hub import reachable
-from langevin.data.texts import SEPARATOR, chunks
+from langevin.data.texts import SEPARATOR
 from langevin.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -28,11 +29,12 @@ UNKNOWN = "<|unknown|>"
 """Stands for characters that the training text does not have, where another split does."""
 
 OWN = ("bytes", "chars", "bpe-4096")
-BPE = re.compile(r"bpe-(\d+)")
+BPE = re.compile(r"bpe-0*([0-9]+)")
 SMALLEST_BPE = 257  # every byte, and the end of text
+LARGEST_BPE = 1_000_000  # several times the largest vocabularies in use
 
-Encode = Callable[[list[str]], Iterator[np.ndarray]]
-"""Texts to token ids, one array a text."""
+Encode = Callable[[list[str], bool], Iterator[tuple[np.ndarray, np.ndarray | None]]]
+"""Texts to token ids; and, if asked for, the number of characters up to the end of each token."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,16 @@ class Made:
 
 def is_made_here(name: str) -> bool:
     """Whether the tokenizer is made from the name and the training text; a wrong `bpe-N` raises."""
+    if not name:
+        raise UsageError(
+            "the tokenizer has no name", f"Leave it out for the usual one, or use {', '.join(OWN)}."
+        )
     if name in ("bytes", "chars"):
         return True
     if (match := BPE.fullmatch(name)) is None:
         return False
+    if len(match[1]) > 7 or int(match[1]) > LARGEST_BPE:
+        raise UsageError(f"{name[:40]} is too large", f"Use bpe-{LARGEST_BPE} or less.")
     if int(match[1]) < SMALLEST_BPE:
         raise UsageError(
             f"{name} is too small: every byte and the end of text make {SMALLEST_BPE}",
@@ -58,7 +66,7 @@ def is_made_here(name: str) -> bool:
     return True
 
 
-def make(name: str, texts: list[str], others: list[str]) -> Made:
+def make(name: str, texts: Iterable[str], others: Iterable[str]) -> Made:
     """Make a tokenizer from the training texts. The others only decide whether chars needs `UNKNOWN`."""
     if name == "bytes":
         return Made(_wrapped(_bytes()), _encode_bytes)
@@ -77,16 +85,45 @@ def load(name: str) -> PreTrainedTokenizerFast:
 
     root = data_root()
     known = [] if root is None else [root / "models" / f"{name}-tokenizer", root / "models" / name]
-    folder = next((path for path in (Path(name).expanduser(), *known) if path.is_dir()), None)
+    folder = next((path for path in (Path(name).expanduser(), *known) if os.path.isdir(path)), None)
+    if folder is not None:
+        return load_tokenizer(folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder or name, local_files_only=True)
-    except (OSError, ValueError) as error:
-        if folder is not None:
-            reason = str(error).partition("\n")[0]
-            raise UsageError(
-                f"{folder} is not a tokenizer's folder: {reason}", "It needs tokenizer.json."
-            ) from None
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError):
         tokenizer = _from_hub(name, known)
+    return _checked(tokenizer, name)
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer that `save_pretrained` wrote into a folder. Code that came with it is never run."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise UsageError(f"{folder} holds no tokenizer: no file {file}", "Save the tokenizer there again.")
+    try:
+        saved = Tokenizer.from_file(str(file))
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the libraries raise whatever the damage leads to
+        reason = (str(error) or type(error).__name__).partition("\n")[0]
+        raise UsageError(
+            f"the tokenizer in {folder} cannot be loaded: {reason}",
+            "Save it there again: tokenizer.json and tokenizer_config.json, without code of its own.",
+        ) from None
+    if tokenizer.eos_token is not None and saved.token_to_id(tokenizer.eos_token) is None:
+        raise UsageError(
+            f"the tokenizer in {folder} has no end-of-text token: {file.name} does not have "
+            f"{tokenizer.eos_token!r}",
+            "Set its eos_token and save it again.",
+        )
+    return _checked(tokenizer, str(folder))
+
+
+def _checked(tokenizer: Any, name: str) -> PreTrainedTokenizerFast:
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise UsageError(f"{name} is not a fast tokenizer", "Use one that has a tokenizer.json.")
     if tokenizer.eos_token_id is None:
         raise UsageError(
             f"the tokenizer {name} has no end-of-text token", "Set its eos_token and save it again."
@@ -94,7 +131,7 @@ def load(name: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _from_hub(name: str, known: list[Path]) -> PreTrainedTokenizerFast:
+def _from_hub(name: str, known: list[Path]) -> Any:
     from transformers import AutoTokenizer
 
     looked_for = known[0] if known else f"$LANGEVIN_DATA/models/{name}-tokenizer (LANGEVIN_DATA is not set)"
@@ -106,37 +143,99 @@ def _from_hub(name: str, known: list[Path]) -> PreTrainedTokenizerFast:
     if not reachable():
         raise UsageError(f"{cause}, and the Hugging Face Hub cannot be reached", remedy)
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError):
         raise UsageError(f"{cause}, and the Hugging Face Hub has none for us", remedy) from None
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     """sha256 of all that decides the ids of a text."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    content = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
-    return hashlib.sha256(f"{content} eos={tokenizer.eos_token_id}".encode()).hexdigest()
+    content = f"{tokenizer.backend_tokenizer.to_str()} eos={tokenizer.eos_token_id}"
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def vocabulary(tokenizer: PreTrainedTokenizerFast) -> int:
+    """How many ids a model needs: the largest and one. There may be fewer tokens, with gaps between."""
+    return int(max(tokenizer.get_vocab().values())) + 1
+
+
+def first_token(tokenizer: PreTrainedTokenizerFast) -> int | None:
+    """The token that the tokenizer itself puts before a text (Llama: BOS), if any."""
+    bos = tokenizer.bos_token_id
+    return bos if bos is not None and tokenizer("").input_ids[:1] == [bos] else None
+
+
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerFast, text: str, data: Mapping[str, Any] | None = None
+) -> list[int]:
+    """The tokens a model goes on from, as its training text had them.
+
+    data: the manifest of the corpus it was trained on; None for a model from elsewhere, whose tokenizer
+    is taken at its word. The beginning-of-text token comes first where documents had it. An empty prompt
+    is what a text begins after: the token between documents, and in a text without documents a line end
+    or what else the manifest says.
+    """
+    bos = first_token(tokenizer) if data is None or data.get("layout") == "bos text" else None
+    before = [] if bos is None else [bos]
+    if not text:
+        return list(data["start"]) if data and "start" in data else before or [tokenizer.eos_token_id]
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"the prompt {text[:60]!r} is not UTF-8 text", "Type it again.") from None
+    try:
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        known = tokenizer.unk_token_id not in ids or tokenizer.unk_token in text
+    except Exception:  # a tokenizer of characters without a token for others raises its own
+        known = False
+    if not known:
+        raise _unseen(tokenizer, text)
+    return before + list(ids)
+
+
+def _unseen(tokenizer: PreTrainedTokenizerFast, text: str) -> UsageError:
+    """What of a text the vocabulary does not have."""
+    vocabulary = tokenizer.get_vocab()
+    characters = sorted(token for token in vocabulary if len(token) == 1)
+    if len(characters) + len(tokenizer.all_special_tokens) < len(vocabulary):
+        return UsageError(
+            f"the tokenizer does not know every word of {text[:60]!r}",
+            f"Use words of its vocabulary of {len(vocabulary):,} tokens.",
+        )
+    missing = ", ".join(repr(character) for character in dict.fromkeys(text) if character not in vocabulary)
+    return UsageError(
+        f"the tokenizer does not know {missing}: it has the characters of its training text alone",
+        f"Use these {len(characters)}: {''.join(characters[:200])!r}{' ...' if characters[200:] else ''}",
+    )
 
 
 def encoder(tokenizer: PreTrainedTokenizerFast) -> Encode:
-    """Encode with the tokenizer itself, long texts in pieces, without special tokens."""
+    """Encode with the tokenizer itself, without special tokens: what looks like one in a text is text."""
+    backend = tokenizer.backend_tokenizer
 
-    def encode(texts: list[str]) -> Iterator[np.ndarray]:
-        pieces = [list(chunks(text)) for text in texts]
-        flat = [piece for some in pieces for piece in some]
-        ids = iter(_encode_batch(tokenizer, flat))
-        for some in pieces:
-            yield np.concatenate([np.asarray(next(ids), np.int64) for _ in some])
+    def run(texts: list[str], places: bool) -> list[Any]:
+        backend.encode_special_tokens = True  # other uses of the tokenizer set it back
+        backend.no_truncation()
+        try:
+            encoded = backend.encode_batch if places else backend.encode_batch_fast
+            return list(encoded(texts, add_special_tokens=False))
+        except Exception as error:  # what the Rust library raises, as for a character that it does not know
+            raise UsageError(
+                f"the tokenizer cannot encode the text: {error}", f"Use another, such as {', '.join(OWN)}."
+            ) from None
+
+    def encode(texts: list[str], places: bool) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        word = texts[0].split()[:1] or [""]
+        one, two = run([*word, " ".join(word * 2)], False)
+        adds_space = one.ids * 2 == two.ids  # before every text, and so before every piece of one
+        skipped = [adds_space and text.startswith(" ") for text in texts]
+        found = run([text[skip:] for text, skip in zip(texts, skipped, strict=True)], places)
+        for one, skip in zip(found, skipped, strict=True):
+            ids = np.asarray(one.ids, np.int64)
+            ends = np.fromiter((end for _, end in one.offsets), np.int64, len(ids)) if places else None
+            yield ids, None if ends is None else np.maximum.accumulate(ends) + skip
 
     return encode
-
-
-def _encode_batch(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
-    return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def _wrapped(backend: Tokenizer, has_unknown: bool = False) -> PreTrainedTokenizerFast:
@@ -174,13 +273,17 @@ def _byte_signs() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-def _encode_bytes(texts: list[str]) -> Iterator[np.ndarray]:
+def _encode_bytes(texts: list[str], places: bool) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     for text in texts:
-        yield np.frombuffer(text.encode(), np.uint8)
+        ids = np.frombuffer(text.encode(), np.uint8)
+        yield ids, np.cumsum(ids & 0xC0 != 0x80) if places else None  # a character's first byte
 
 
-def _characters(texts: list[str]) -> set[str]:
-    return set().union(*(set(text) for text in texts))
+def _characters(texts: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for text in texts:
+        found.update(text)
+    return found
 
 
 def _chars(characters: list[str], has_unknown: bool) -> Tokenizer:
@@ -203,14 +306,15 @@ def _char_encoder(characters: list[str]) -> Encode:
     table = np.full(0x110000, len(characters) + 1, np.uint32)  # UNKNOWN comes after the end of text
     table[points] = np.arange(len(points), dtype=np.uint32)
 
-    def encode(texts: list[str]) -> Iterator[np.ndarray]:
+    def encode(texts: list[str], places: bool) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         for text in texts:
-            yield table[np.frombuffer(text.encode("utf-32-le"), "<u4")]
+            ids = table[np.frombuffer(text.encode("utf-32-le"), "<u4")]
+            yield ids, np.arange(1, len(ids) + 1) if places else None
 
     return encode
 
 
-def _bpe(size: int, texts: list[str]) -> Tokenizer:
+def _bpe(size: int, texts: Iterable[str]) -> Tokenizer:
     """Byte-level BPE with up to `size` tokens; fewer when the text has no more pairs to merge."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -223,5 +327,5 @@ def _bpe(size: int, texts: list[str]) -> Tokenizer:
         initial_alphabet=_byte_signs(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((piece for text in texts for piece in chunks(text)), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer

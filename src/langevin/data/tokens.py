@@ -1,6 +1,6 @@
 """Tokenise a source once, into a cache folder that is whole or not there.
 
-    CACHE/tokens/NAME-TOKENIZER-KEY/   train.bin valid.bin test.bin tokenizer/ manifest.json
+    CACHE/tokens/NAME-TOKENIZER-KEY/   train.bin valid.bin test.bin ... tokenizer/ manifest.json
 
 KEY is a hash of all that the tokens depend on. A folder is built under another name and renamed when it is
 complete, by one process at a time; what an interrupted one left is removed by the next.
@@ -16,16 +16,14 @@ import tempfile
 import warnings
 from pathlib import Path
 
-import numpy as np
 from filelock import FileLock
 
 from langevin.data import tokenizers
 from langevin.data.corpus import Corpus
 from langevin.data.shards import build
 from langevin.data.sources import Source, fingerprint
-from langevin.data.texts import SPLITS
 
-FORMAT = 1
+FORMAT = 2
 """Changes whenever the same recipe would give other files."""
 
 
@@ -43,13 +41,13 @@ def tokenised(source: Source, tokenizer: str, cache: Path, verify: bool, progres
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{source.name}-{Path(tokenizer).name}").strip(".-")
     folder = cache / "tokens" / f"{label}-{key}"
     if damage(folder, verify) is None:
-        return _opened(folder)
+        return _opened(folder, source)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.parent / f".{folder.name}.lock"):
         _remove_leftovers(folder)
         if folder.exists():
             if (found := damage(folder, verify)) is None:
-                return _opened(folder)
+                return _opened(folder, source)
             warnings.warn(f"{found}: preparing {source.name} again", stacklevel=3)
         building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".building", dir=folder.parent))
         try:
@@ -60,7 +58,7 @@ def tokenised(source: Source, tokenizer: str, cache: Path, verify: bool, progres
             building.rename(folder)
         finally:
             _remove_leftovers(folder)
-    return _opened(folder)
+    return _opened(folder, source)
 
 
 def damage(folder: Path, verify: bool) -> str | None:
@@ -70,29 +68,44 @@ def damage(folder: Path, verify: bool) -> str | None:
     """
     path = folder / "manifest.json"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        width = np.dtype(manifest["dtype"]).itemsize
-        shards = {folder / f"{split}.bin": manifest["splits"][split] for split in SPLITS}
-        sizes = {shard: facts["tokens"] * width for shard, facts in shards.items()}
-        hashes = {folder / "tokenizer" / name: sha for name, sha in manifest["tokenizer"]["files"].items()}
-        hashes.update({shard: facts["sha256"] for shard, facts in shards.items()})
+        files = json.loads(path.read_text(encoding="utf-8"))["files"]
+        expected = {folder / name: (facts["bytes"], facts["sha256"]) for name, facts in files.items()}
     except FileNotFoundError:
         return f"{path} is missing"
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{path} is damaged ({type(error).__name__}: {error})"
-    for file, sha256 in hashes.items():
+    for file, (size, sha256) in expected.items():
         if not file.is_file():
             return f"{file} is missing"
-        size = file.stat().st_size
-        if size != sizes.get(file, size):
-            return f"{file} is damaged ({size:,} bytes instead of {sizes[file]:,})"
+        if file.stat().st_size != size:
+            return f"{file} is damaged ({file.stat().st_size:,} bytes instead of {size:,})"
         if verify and fingerprint(file)["sha256"] != sha256:
             return f"{file} is damaged (its sha256 is not the one in manifest.json)"
     return None
 
 
-def _opened(folder: Path) -> Corpus:
-    return Corpus(folder, json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
+def _opened(folder: Path, source: Source) -> Corpus:
+    """The corpus; what one should know of the data before believing its numbers is told each time."""
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    if source.path is not None:
+        manifest["path"] = str(source.path)
+    for split, facts in manifest["splits"].items():
+        if count := facts["unknown_characters"]:
+            warnings.warn(
+                f"{split} has {count:,} characters that train does not have: each is {tokenizers.UNKNOWN}, "
+                "which is easier to predict than the character",
+                stacklevel=4,
+            )
+    again = {
+        split: count for split, count in manifest.get("repeated", {}).items() if split != "train" and count
+    }
+    if again:
+        counts = " and ".join(
+            f"{count:,} of {manifest['splits'][split]['documents']:,} {split} documents"
+            for split, count in again.items()
+        )
+        warnings.warn(f"{counts} stand word for word in train, too", stacklevel=4)
+    return Corpus(folder, manifest)
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """What a model costs to train, to keep and to decode with.
 
-Decoding is measured through the model's own cached forward, one sequence at a time, as `generate` calls it.
+Decoding is measured as `langevin generate` decodes, one sequence at a time.
 """
 
 from __future__ import annotations
@@ -59,21 +59,24 @@ def state_bytes(model: Any, context: int) -> int:
     return sum(x.untyped_storage().nbytes() for x in kept if x is not None)
 
 
-@torch.no_grad()
-def decode_ms(model: Any, context: int, steps: int = STEPS) -> float:
-    """Median milliseconds to read one more token, the last ones of a context, in a batch of one."""
-    steps = min(steps, context - 1)
-    warmup = min(WARMUP, context - 1 - steps)
-    tokens = torch.zeros((1, context), dtype=torch.long, device=model.device)
-    cache = model(tokens[:, : context - steps - warmup], use_cache=True).past_key_values
+def decode_times(model: Any, batch: int, prompt: int, steps: int = STEPS) -> list[float]:
+    """Seconds of each of the tokens that `langevin generate` writes after prompts of this length."""
+    from langevin.sampling.ar import Decoding, Sampling
+
+    sampling = Sampling(tokens=1 + WARMUP + steps, temperature=1.0)
+    decoding = Decoding(model, [[0] * prompt] * batch, sampling, list(range(batch)))
     times = []
-    for _ in range(warmup + steps):
-        _wait(model.device)
+    for _ in range(sampling.tokens):
         begin = time.perf_counter()
-        cache = model(tokens[:, :1], past_key_values=cache, use_cache=True).past_key_values
-        _wait(model.device)
+        decoding.next()  # the tokens are on the host when it returns
         times.append(time.perf_counter() - begin)
-    return 1000 * statistics.median(times[warmup:])
+    return times[1 + WARMUP :]
+
+
+def decode_ms(model: Any, context: int) -> float:
+    """Median milliseconds of a token towards the end of a context, in a batch of one."""
+    steps = min(STEPS, max(1, context - 1 - WARMUP))
+    return 1000 * statistics.median(decode_times(model, 1, max(1, context - WARMUP - steps), steps))
 
 
 def decode_ms_in_turns(models: dict[str, Any], context: int, rounds: int = 5) -> dict[str, float]:
@@ -100,8 +103,3 @@ class PeakMemory:
         if self.device.type != "cuda":
             return None
         return int(torch.cuda.max_memory_allocated(self.device)) - self.held
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

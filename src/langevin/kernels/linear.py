@@ -83,19 +83,24 @@ def running_sum(x_BHLD: Tensor, starts_BL: Tensor | None) -> Tensor:
 
 
 def _chunked(x_BHLD: Tensor) -> Tensor:
-    """(B, H, L, D) -> (B, H, chunks, C, D), zeros at the end."""
-    B, H, L, D = x_BHLD.shape
+    """(B, H, L, D) -> (B, H, N, C, D), zeros at the end."""
+    L = x_BHLD.shape[-2]
     C = _chunk(L)
-    N = (L + C - 1) // C
-    return F.pad(x_BHLD, (0, 0, 0, N * C - L)).reshape(B, H, N, C, D)
+    if torch.compiler.is_exporting():  # where nothing may depend on what divides L
+        n, c = (torch.arange(size, device=x_BHLD.device) for size in (L // C + 3, C))
+        return F.pad(x_BHLD, (0, 0, 0, 3 * C))[:, :, n[:, None] * C + c]
+    return (F.pad(x_BHLD, (0, 0, 0, -L % C)) if L % C else x_BHLD).unflatten(-2, (-(-L // C), C))
 
 
 def _chunk(length: int) -> int:
-    return _CHUNK if length >= _CHUNK else max(1, length)
+    return _CHUNK if torch.compiler.is_exporting() or length >= _CHUNK else max(1, length)
 
 
 def _unchunked(x_BHNCD: Tensor, length: int) -> Tensor:
-    return x_BHNCD.flatten(2, 3)[..., :length, :]
+    if torch.compiler.is_exporting():
+        i, C = torch.arange(length, device=x_BHNCD.device), x_BHNCD.shape[3]
+        return x_BHNCD[:, :, i // C, i % C]
+    return x_BHNCD.flatten(2, 3)[:, :, :length]
 
 
 def _document_masks(
@@ -108,15 +113,13 @@ def _document_masks(
     lower = torch.ones(C, C, dtype=torch.bool, device=device).tril()
     if starts_BL is None:
         return lower, None, None, None
-    # Padding of the last chunk joins the last document; its keys are zero.
-    N = (length + C - 1) // C
-    ids = torch.cat([starts_BL, starts_BL[:, -1:].expand(-1, N * C - length)], 1)
-    ids = ids.reshape(ids.shape[0], 1, N, C)
+    ids = _chunked(starts_BL[:, None, :, None])[..., 0]
     last = ids[..., -1]
     inside = lower & (ids[..., :, None] == ids[..., None, :])
     previous = F.pad(last[..., :-1], (1, 0), value=-1)
     before = (ids == previous[..., None])[..., None]
     tail = (ids == last[..., None])[..., None]
+    N = last.shape[-1]
     earlier = torch.ones(N, N, dtype=torch.bool, device=device).tril(-1)
     links = earlier & (previous[..., :, None] == last[..., None, :])
     return inside, before, tail, links

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from langevin.kernels.operator import differentiable, operator
@@ -41,8 +42,8 @@ def attention(
     if q_BHQD.device.type == "cpu":  # half precision is emulated there: slower and less exact
         q_BHQD, k_BHKD, v_BHKD = (x.to(wide(dtype)) for x in (q_BHQD, k_BHKD, v_BHKD))
     slopes = None if slopes_H is None else slopes_H.to(bias.dtype)
-    if view.queries == 1:
-        p = _weights(q_BHQD, k_BHKD, bias, slopes, sigmoid, view, (0, 1, 0, view.keys))
+    if view.queries == 1 or torch.compiler.is_exporting():  # an exported graph runs where we are not
+        p = _weights(q_BHQD, k_BHKD, bias, slopes, sigmoid, view, (0, view.queries, 0, view.keys))
         return (p.to(v_BHKD.dtype) @ v_BHKD).to(dtype)
     masks, flags = view.parts
     out: Tensor = _mixing(q_BHQD, k_BHKD, v_BHKD, bias, (slopes, *masks), (*flags, sigmoid))

@@ -39,13 +39,20 @@ def attention(
         view, k_BHKD, v_BHKD = _within_reach(view, k_BHKD, v_BHKD)
     if bias_HQK is not None:
         mask = bias_HQK[None] if view.plain and not view.causal else _masked(bias_HQK, view)
-    elif view.window is not None and view.whole and view.keys > _WINDOW_SAVING * view.window:
+    elif _has_short_window(view):
         return view.silence_blind(_windowed(q_BHQD, k_BHKD, v_BHKD, view, scale, dropout))
     elif not view.plain or (view.causal and view.queries > 1 and not view.whole):
         mask = view.mask_BQK[:, None]
     elif view.causal and view.queries > 1:  # a branch: lengths in a graph have no value to make a flag of
         causal = True
     return view.silence_blind(_sdpa(q_BHQD, k_BHKD, v_BHKD, mask, causal, scale, dropout))
+
+
+def _has_short_window(view: View) -> bool:
+    """Whether cutting into blocks pays (an exported graph must not depend on the answer)."""
+    if view.window is None or not view.whole or torch.compiler.is_exporting():
+        return False
+    return view.keys > _WINDOW_SAVING * view.window
 
 
 def _within_reach(view: View, k: Tensor, v: Tensor) -> tuple[View, Tensor, Tensor]:
@@ -82,10 +89,10 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, view: View, scale: float, dropout
         return x.transpose(1, 2).flatten(0, 1)
 
     first, last = view.bounds_BQ
-    a = torch.arange(N * C, device=q.device).reshape(N, C)[:, :1] - C
-    j = (a + torch.arange(wide * C, device=q.device))[:, None]
+    starts = torch.arange(N, device=q.device)[:, None, None] * C - C
+    j = starts + torch.arange(wide * C, device=q.device)
     # Rows beyond the end are cut off; they see all, lest they be NaN.
-    seen = (j >= blocks(first[..., None])) & (j <= blocks(last[..., None], view.keys))
+    seen = (j >= blocks(first[..., None])) & (j <= blocks(last[..., None], 2**31))
     if view.real_BK is not None:
         seen = seen & reached(view.real_BK[..., None]).mT
     mask = seen.expand(B, -1, -1, -1).flatten(0, 1)[:, None]
@@ -122,8 +129,12 @@ def _sdpa(
 
 
 def _kernels(q: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
-    """On a GPU, all but cuDNN's kernel: it is the fastest, but takes tens of milliseconds to plan for every
-    new shape. Training without a mask is left to it; decoding, evaluation and masks bring new shapes."""
-    if q.device.type != "cuda" or (mask is None and q.requires_grad and q.shape[2] > 1):
+    if q.device.type != "cuda" or may_plan(q, mask):
         return nullcontext()
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
+def may_plan(q: Tensor, mask: Tensor | None) -> bool:
+    """Whether cuDNN's kernel may be used. It is the fastest on a GPU, but plans for tens of milliseconds at
+    every new shape. Training repeats its shapes; decoding, evaluation and masked batches bring new ones."""
+    return mask is None and q.shape[2] > 1 and q.requires_grad

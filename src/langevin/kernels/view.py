@@ -78,7 +78,7 @@ class View:
             )
         if window is not None and (type(window) is not int or window < 1):
             raise UsageError(f"window={window} is not a number of keys", "Pass 1 or more.")
-        if window is not None and window >= keys:
+        if window is not None and not torch.compiler.is_exporting() and window >= keys:
             window = None
         packed = documents is not None or position_ids is not None
         if not causal and (past is not None or (packed and queries != keys)):
@@ -290,6 +290,12 @@ class View:
         if not self.may_be_blind:
             return out_BHQD
         return torch.where((self.visible_BQ > 0)[:, None, :, None], out_BHQD, 0.0)
+
+    def silence_padding(self, x_BHQ: Tensor) -> Tensor:
+        """Zero at queries that are padding; (B, H, Q, anything)."""
+        if self.real_BK is None:
+            return x_BHQ
+        return torch.where(self.at_queries(self.real_BK)[:, None, :, None], x_BHQ, 0.0)
 
 
 def readable(x: Tensor) -> bool:

@@ -7,9 +7,6 @@ packages may add theirs through the entry-point group `langevin.mixers`.
 from __future__ import annotations
 
 import inspect
-from importlib import import_module
-from importlib.metadata import entry_points
-from pkgutil import iter_modules
 from typing import Any
 
 from torch import nn
@@ -22,10 +19,9 @@ from langevin.mixers.drift import Wrapper
 from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, SoftmaxMechanism
 from langevin.mixers.neighbor import NeighborMixer
 from langevin.mixers.scalars import Scalars
-from langevin.mixers.spec import ALIASES, MIXERS, WRAPPERS, Spec, parse, register, register_wrapper
+from langevin.mixers.spec import MIXERS, WRAPPERS, Spec, parse, register, register_wrapper
 
 __all__ = [
-    "ALIASES",
     "MIXERS",
     "WRAPPERS",
     "Geometry",
@@ -90,9 +86,6 @@ def build(
     return NeighborMixing(module) if isinstance(module, NeighborMixer) else module
 
 
-for _file in iter_modules(__path__):
-    import_module(f"{__name__}.{_file.name}")
-for _plugin in entry_points(group="langevin.mixers"):
-    _plugin.load()
+MIXERS.discover(__name__, __path__)
 
 callable_module(__name__, names)

@@ -10,7 +10,8 @@ query and head, from statistics of the keys the query sees,
     ln t_ih  <-  w_h · ( mean_j z_ij,  |q_i| rms_j |k_j| / d,  ln n_i ),      z = q·k/√d
 
 which needs running sums of k only: causal, no L×L matrix, and all of it in a key-value cache. Learned
-times stay inside (t_min, t_max) smoothly and start at √d/2, where heat-kernel attention is plain softmax.
+times stay inside (t_min, t_max) smoothly and start at √d/2, where heat-kernel attention is plain softmax;
+in a host model that multiplies q·k by another scale, at 1/(2·scale), which is the same there.
 (Curry 2025, zenodo 18004600)
 """
 
@@ -31,6 +32,7 @@ from langevin.mixers.mechanism import (
     Inputs,
     Parameters,
     SoftmaxMechanism,
+    in_full_precision,
     initial,
     per_head,
 )
@@ -73,11 +75,11 @@ class Heat(SoftmaxMechanism):
     def parameters(self, geometry: Geometry) -> Parameters:
         if self.t not in ("head", "adaptive"):
             return {}
-        softmax_time = math.sqrt(geometry.head_dim) / 2
+        softmax_time = 0.5 / geometry.scale
         if not self.t_min < softmax_time < self.t_max:
             raise UsageError(
-                f"heat: √d/2 = {softmax_time:g} is outside (t_min, t_max) = ({self.t_min}, {self.t_max})",
-                "A learned time starts there; widen the range.",
+                f"heat: 1/(2·scale) = {softmax_time:g} is outside ({self.t_min}, {self.t_max})",
+                "A learned time starts there; widen t_min and t_max.",
             )
         level = math.log(softmax_time / self.t_min) / math.log(self.t_max / self.t_min)
         p = {"time": initial(math.log(level / (1 - level)), geometry.heads)}
@@ -102,6 +104,7 @@ class Heat(SoftmaxMechanism):
         span = math.log(self.t_max / self.t_min)
         return self.t_min * (span * level.sigmoid()).exp()
 
+    @in_full_precision
     def statistics(self, x: Inputs) -> Tensor:
         """(mean_j z_ij, |q_i| rms_j |k_j| / d, ln n_i) over the keys i sees; (B, H, Q, 3)."""
         view, dtype = x.view, wide(x.q_BHQD.dtype)

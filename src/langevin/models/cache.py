@@ -79,6 +79,8 @@ class StateLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1 if self.max_cache_len is None else self.max_cache_len
 
+    get_max_cache_shape = get_max_length  # its name before transformers 5.17
+
     def reset(self) -> None:
         if self.max_cache_len is None:
             self.state, self.cumulative_length = None, 0

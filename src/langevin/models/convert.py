@@ -11,30 +11,30 @@ Any model on transformers' attention interface will do. Its weights stay; learne
 
 from __future__ import annotations
 
-import inspect
+import copy
 import os
 import re
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import transformers
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from langevin.errors import UsageError, WorkError
-from langevin.mixers.mechanism import Geometry, Mechanism
-from langevin.mixers.neighbor import NeighborMixer
+from langevin.environment import without_bars
+from langevin.errors import UsageError, WorkError, one_line
+from langevin.mixers.mechanism import Mechanism
 from langevin.mixers.spec import Spec, parse
 from langevin.models import backbone
-from langevin.models.attention import QKV
-from langevin.models.convert_attention import NAME, ask, forget, is_causal, remember
-from langevin.models.convert_neighbor import NeighborAttention, parameter_names
+from langevin.models.config import LangevinConfig
+from langevin.models.convert_attention import NAME
+from langevin.models.convert_modules import attention_modules, install
+from langevin.models.convert_trial import SOFTMAX, tried
+from langevin.models.pretrained import located
 
-DEFAULT_LENGTH = 1024
 _DROPOUTS = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
-_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_OPTIONS = (
     "cache_dir",
     "force_download",
@@ -46,12 +46,22 @@ _HUB_OPTIONS = (
 )
 
 
-def convert(model: PreTrainedModel, spec: str | Spec) -> PreTrainedModel:
-    """Let every attention module of the model mix by `spec`, in place; the model is returned.
+def convert(
+    model: PreTrainedModel,
+    spec: str | Spec,
+    *,
+    layers: Sequence[int] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> PreTrainedModel:
+    """Let the attention modules of the model mix by `spec`, in place; the model is returned.
 
-    Weights are kept, and a scale the model gives its scores is honoured by softmax, ssmax and sigmoid.
-    neighbor has no use for q, k and v: it takes the place of whole attention modules, with new weights.
-    A converted model may be converted again; the scalars of the old spec are dropped.
+    All of them, or those of the layers named; the others keep their softmax. Weights are kept, and a scale
+    the model gives its scores is honoured by softmax, ssmax and sigmoid. neighbor, without q, k and v,
+    takes the place of whole attention modules, with new weights. A converted model may be converted again:
+    the scalars of the old spec are dropped.
+
+    It is tried first, on a few tokens or a blank image (or on `inputs`, those of a call of the model). A
+    model that does not pass is left as it was, with a UsageError that says why.
     """
     spec = parse(spec) if isinstance(spec, str) else spec
     if not isinstance(model, PreTrainedModel):
@@ -60,98 +70,12 @@ def convert(model: PreTrainedModel, spec: str | Spec) -> PreTrainedModel:
             "Build other models with langevin.mixers.build.",
         )
     _refuse_cross_attention(model)
-    found = dict(attention_modules(model))
-    if not found:
-        raise UsageError(
-            f"{type(model).__name__} has no attention module on transformers' attention interface",
-            "Choose a model whose attention can be switched by attn_implementation.",
-        )
-    if isinstance(spec.mixer, Mechanism):
-        _install_mixers(found, spec)
-    else:
-        _replace_modules(model, found, spec)
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel) and ask not in part._forward_pre_hooks.values():
-            part.register_forward_pre_hook(ask, with_kwargs=True)
-    model.set_attn_implementation(NAME)
-    for name, module in found.items():
-        if getattr(module.config, "_attn_implementation", NAME) != NAME:
-            raise UsageError(f"{name} of {type(model).__name__} does not let its attention be switched")
+    plan = _planned(model, spec, layers)
+    scales = tried(model, plan, inputs)
+    _own_configs(model)
+    install(model, plan, scales)
     _warn_of_dropout(model, spec)
-    model.config.langevin = {"spec": spec.in_full()}
     return model
-
-
-def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that call transformers' attention interface, or that took the place of one."""
-    for name, module in model.named_modules():
-        forward = inspect.unwrap(type(module).forward)
-        names = forward.__code__.co_names if inspect.isfunction(forward) else ()
-        if isinstance(module, NeighborAttention) or "ALL_ATTENTION_FUNCTIONS" in names:
-            yield name, module
-
-
-def geometry_of(module: nn.Module, layer: int, depth: int) -> Geometry:
-    """Where an attention module stands, as far as it and its config tell."""
-    config = module.config
-    heads = _first(module, ("num_heads", "num_attention_heads", "n_heads", "n_head"))
-    heads = heads or _first(config, ("num_attention_heads", "n_head", "num_heads", "n_heads"))
-    width = _first(config, ("hidden_size", "n_embd", "d_model", "embed_dim"))
-    if heads is None or width is None:
-        raise UsageError(f"{type(module).__name__} does not say how many heads of what width it has")
-    head_dim = _first(module, ("head_dim", "attention_head_size")) or _first(config, ("head_dim",))
-    kv_heads = _first(module, ("num_key_value_heads",)) or _first(config, ("num_key_value_heads",))
-    depth = _first(config, ("num_hidden_layers", "n_layer", "num_layers")) or depth
-    scale = getattr(module, "scaling", None)
-    return Geometry(
-        heads,
-        head_dim or width // heads,
-        kv_heads or heads,
-        layer,
-        depth,
-        _train_length(config),
-        scale if isinstance(scale, float) else (head_dim or width // heads) ** -0.5,
-    )
-
-
-def from_pretrained(name_or_path: str | os.PathLike[str], *, auto_class: Any = None, **kwargs: Any) -> Any:
-    """A model saved after `convert`, converted again and with its weights; a plain one loads as it is.
-
-    The class is the one the folder was saved from; auto_class (AutoModelForCausalLM, or its name) overrides
-    it. All other arguments go to transformers' from_pretrained. Learned scalars are float32 in any dtype.
-    Every weight must be there and have a place: a WorkError names those that are missing or left over.
-    """
-    where = os.fspath(name_or_path)
-    if os.path.isdir(where):
-        kwargs.setdefault("local_files_only", True)
-    elif os.path.exists(where) or os.path.isdir(os.path.dirname(where)) or not _HUB_NAME.fullmatch(where):
-        raise UsageError(f"there is no folder {where}", "Give a folder written by save_pretrained.")
-    config, kwargs = _read_config(where, kwargs)
-    cls = _model_class(config, auto_class, where)
-    entry = getattr(config, "langevin", None)
-    if entry is None:
-        return _load(cls, where, config, kwargs)
-    if not isinstance(entry, dict) or not isinstance(entry.get("spec"), str):
-        raise WorkError(
-            f"the langevin entry of {where} holds no spec: {entry!r}", "Convert and save again."
-        )
-    if kwargs.pop("attn_implementation", NAME) != NAME:
-        raise UsageError(
-            f"{where} mixes by {entry['spec']}, which no other attn_implementation computes",
-            "Leave attn_implementation out.",
-        )
-    reported = kwargs.pop("output_loading_info", False)
-    kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # all three are errors below
-    model, info = _load(_converting(cls, parse(entry["spec"])), where, config, kwargs)
-    model.__class__ = cls
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        names = sorted(key if isinstance(key, str) else key[0] for key in info[problem])
-        if names:
-            raise WorkError(
-                f"{where} has {len(names)} {problem.replace('_', ' ')}, the first being {names[0]}",
-                f"Load it as the class it was saved from: {(config.architectures or ['?'])[0]}.",
-            )
-    return (model, info) if reported else model
 
 
 def _refuse_cross_attention(model: PreTrainedModel) -> None:
@@ -168,55 +92,57 @@ def _refuse_cross_attention(model: PreTrainedModel) -> None:
             )
 
 
-def _install_mixers(found: dict[str, nn.Module], spec: Spec) -> None:
-    """Give each attention module its own mixer, and hooks that tell it about the cache."""
-    for name, module in found.items():
-        if isinstance(module, NeighborAttention):
-            raise UsageError(
-                f"{name} was replaced by neighbor and has no q, k and v any more",
-                "Load the original model and convert that.",
-            )
-    mixers = [QKV(spec, geometry_of(module, i, len(found))) for i, module in enumerate(found.values())]
-    for module, mixer in zip(found.values(), mixers, strict=True):
-        module.langevin = _placed(mixer, module)
-        if remember not in module._forward_pre_hooks.values():
-            module.register_forward_pre_hook(remember, with_kwargs=True)
-            module.register_forward_hook(forget, always_call=True)
-
-
-def _replace_modules(model: nn.Module, found: dict[str, nn.Module], spec: Spec) -> None:
-    """Put a mixer x -> x in the place of each attention module."""
-    replacements = {}
-    for layer, (name, module) in enumerate(found.items()):
-        g = geometry_of(module, layer, len(found))
-        mixer = spec.mixer.module(
-            spec,
-            width=_first(module.config, ("hidden_size", "n_embd", "d_model", "embed_dim")),
-            heads=g.heads,
-            causal=is_causal(module, {}),
-            layer=layer,
-            depth=g.depth,
-            max_length=g.train_length,
+def _planned(model: PreTrainedModel, spec: Spec, layers: Sequence[int] | None) -> dict[str, Spec]:
+    """The spec of every attention module that gets a mixer: those to be converted, and softmax for others
+    that have none yet, since all of a model's attention goes through one interface."""
+    kind, found = type(model).__name__, dict(attention_modules(model))
+    if not found:
+        raise UsageError(
+            f"{kind} has no attention module on transformers' attention interface",
+            "Choose a model whose attention can be switched by attn_implementation.",
         )
-        if not isinstance(mixer, NeighborMixer):
-            raise UsageError(f"{spec.mixer.name} cannot take the place of attention in {name}")
-        place = getattr(module, "layer_idx", None)
-        names = parameter_names(module)
-        replacements[name] = NeighborAttention(_placed(mixer, module), module.config, place, names)
-    for name, replacement in replacements.items():
-        replacement.train(found[name].training)
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, replacement)
+    stacks: dict[str, dict[int, list[str]]] = {}  # the lists of layers, with the modules in each layer
+    for name in found:
+        numbered = re.fullmatch(r"(.+?)\.(\d+)\..+", name)
+        if numbered:
+            stacks.setdefault(numbered[1], {}).setdefault(int(numbered[2]), []).append(name)
+    if layers is None:
+        for path, members in stacks.items():
+            others = set(range(len(cast(nn.ModuleList, model.get_submodule(path))))) - set(members)
+            if others:
+                raise UsageError(
+                    f"{path} {_listed(others)} of {kind} have no attention on transformers' interface",
+                    f"Name the layers to convert: {_listed(members)}.",
+                )
+        return dict.fromkeys(found, spec)
+    if len(stacks) != 1:
+        raise UsageError(f"{kind} has {len(stacks)} lists of layers, not one", "Convert it whole.")
+    (members,) = stacks.values()
+    unknown = set(layers) - set(members)
+    if unknown or not layers:
+        raise UsageError(
+            f"{kind} has no layer {_listed(unknown)} with attention" if layers else "no layers were named",
+            f"It has {_listed(members)}.",
+        )
+    chosen = {name for number in layers for name in members[number]}
+    return {
+        name: spec if name in chosen else SOFTMAX
+        for name, module in found.items()
+        if name in chosen or not hasattr(module, "langevin")
+    }
 
 
-def _placed(mixer: nn.Module, module: nn.Module) -> Any:
-    """The mixer on the module's device, in its dtype and mode; transformers leaves its weights alone."""
-    like = next((p for p in module.parameters() if p.is_floating_point()), None)
-    if like is not None:
-        mixer.to(device=like.device, dtype=like.dtype)
-    for p in mixer.parameters():
-        p._is_hf_initialized = True  # type: ignore[attr-defined]
-    return mixer.train(module.training)
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def _own_configs(model: PreTrainedModel) -> None:
+    """Give the model copies of its configs, of which others may be built too."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, PreTrainedConfig):
+                vars(module)[name] = copy.deepcopy(value, memo)
 
 
 def _warn_of_dropout(model: PreTrainedModel, spec: Spec) -> None:
@@ -230,40 +156,103 @@ def _warn_of_dropout(model: PreTrainedModel, spec: Spec) -> None:
         )
 
 
-def _first(owner: Any, names: tuple[str, ...]) -> int | None:
-    values = (getattr(owner, name, None) for name in names)
-    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), None)
+def from_pretrained(name_or_path: str | os.PathLike[str], *, auto_class: Any = None, **kwargs: Any) -> Any:
+    """A model saved after `convert`, converted again and with its weights; a plain one loads as it is.
+
+    The name is that of a folder, a run, a folder in `$LANGEVIN_DATA/models/` or a model on the Hub. The
+    class is the one it was saved from; auto_class (AutoModelForCausalLM, or its name) overrides that. All
+    other arguments go to transformers' from_pretrained. Learned scalars are float32 in any dtype.
+
+    Weights come from safetensors only, and no code comes with them. Every weight must be there, and in
+    converted models and our own have a place: a WorkError names those that are missing or left over.
+    """
+    for option, only in (("use_safetensors", True), ("trust_remote_code", False)):
+        if kwargs.pop(option, only) is not only:
+            raise UsageError(
+                f"{option}={not only} would let code run that comes with the weights",
+                f"Leave {option} out.",
+            )
+    where = located(name_or_path)
+    config, kwargs = read_config(where, kwargs)
+    cls, building, specs = class_of(config, auto_class, where)
+    if building is not cls and kwargs.pop("attn_implementation", NAME) != NAME:
+        raise UsageError(
+            f"{where} was converted, and no other attn_implementation computes its mixers",
+            "Leave attn_implementation out.",
+        )
+    reported = kwargs.pop("output_loading_info", False)
+    model, info = _load(building, where, config, kwargs)
+    model.__class__ = cls
+    problems = ["unexpected_keys"] if specs else []
+    if specs or cls.__name__ == (config.architectures or [None])[0]:  # another class may have a new head
+        problems += ["missing_keys", "mismatched_keys"]
+    for problem in problems:
+        names = sorted(key if isinstance(key, str) else key[0] for key in info[problem])
+        if names:
+            raise WorkError(
+                f"{where} has {len(names)} {problem.replace('_', ' ')}, the first being {names[0]}",
+                f"Load it as the class it was saved from: {(config.architectures or ['?'])[0]}.",
+            )
+    return (model, info) if reported else model
 
 
-def _train_length(config: Any) -> int:
-    """The longest input the model was built for: tokens, or patches and a class token."""
-    length = _first(config, ("max_position_embeddings", "n_positions", "max_seq_len"))
-    if length is not None and length > 0:
-        return length
-    image, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
-    if image is None or patch is None:
-        return DEFAULT_LENGTH
-    sides, steps = ((x, x) if isinstance(x, int) else tuple(x) for x in (image, patch))
-    return (sides[0] // steps[0]) * (sides[1] // steps[1]) + 1
+def class_of(config: PreTrainedConfig, auto_class: Any, where: str) -> tuple[Any, Any, list[Spec]]:
+    """The class of a saved model, one that builds it with its mixers, and these; none in a plain model."""
+    cls = _model_class(config, auto_class, where)
+    entry = getattr(config, "langevin", None)
+    if entry is None:
+        return cls, cls, config.mixers if isinstance(config, LangevinConfig) else []
+    specs = _specs(entry, where)
+    return cls, _converting(cls, specs, where), specs
 
 
-def _read_config(where: str, kwargs: dict[str, Any]) -> tuple[PretrainedConfig, dict[str, Any]]:
-    """The config, and the arguments it had no use for."""
+def read_config(where: str, kwargs: dict[str, Any]) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    """The config of a saved model, and the arguments it had no use for."""
+    if os.path.isdir(where):
+        kwargs.setdefault("local_files_only", True)
     hub = {name: kwargs.pop(name) for name in _HUB_OPTIONS if name in kwargs}
     kept = {
         name: kwargs.pop(name) for name in ("dtype", "torch_dtype", "attn_implementation") if name in kwargs
     }
     try:
-        config, rest = AutoConfig.from_pretrained(where, return_unused_kwargs=True, **hub, **kwargs)
-    except (OSError, ValueError) as error:
+        config, rest = AutoConfig.from_pretrained(
+            where, return_unused_kwargs=True, trust_remote_code=False, **hub, **kwargs
+        )
+    except Exception as error:  # of many kinds, when config.json is damaged
         raise UsageError(
-            f"{where} holds no model config: {_line(error)}",
+            f"{where} holds no model config: {one_line(error)}",
             "Give a folder written by save_pretrained, with its config.json.",
         ) from error
     return config, {**rest, **hub, **kept}
 
 
-def _model_class(config: PretrainedConfig, auto_class: Any, where: str) -> Any:
+def _specs(entry: Any, where: str) -> list[Spec]:
+    """What config.json says of the mixers: one spec, or one for each attention module."""
+    written = entry.get("spec") if isinstance(entry, dict) else None
+    written = [written] if isinstance(written, str) else written
+    if not isinstance(written, list) or not all(isinstance(spec, str) for spec in written) or not written:
+        raise WorkError(f"config.json in {where} names no spec: {entry!r}", "Convert and save again.")
+    return [parse(spec) for spec in written]
+
+
+def _converting(cls: Any, specs: list[Spec], where: str) -> Any:
+    """cls, whose instances are converted before weights are loaded into them."""
+
+    def __init__(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
+        cls.__init__(self, config, *args, **kwargs)
+        names = [name for name, _ in attention_modules(self)]
+        if len(specs) not in (1, len(names)):
+            raise WorkError(
+                f"{where} names {len(specs)} mixers for {len(names)} attention modules",
+                "Convert and save again.",
+            )
+        install(self, dict(zip(names, specs * (len(names) if len(specs) == 1 else 1), strict=True)))
+
+    body = {"__init__": __init__, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(cls.__name__, (cls,), body)
+
+
+def _model_class(config: PreTrainedConfig, auto_class: Any, where: str) -> Any:
     chosen = getattr(transformers, auto_class, None) if isinstance(auto_class, str) else auto_class
     named = (config.architectures or [None])[0]
     if auto_class is None and named:
@@ -285,30 +274,19 @@ def _model_class(config: PretrainedConfig, auto_class: Any, where: str) -> Any:
     return next((c for c in classes if c.__name__ == named), classes[0])
 
 
-def _converting(cls: Any, spec: Spec) -> Any:
-    """cls, whose instances are converted before weights are loaded into them."""
-
-    def __init__(self: Any, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
-        cls.__init__(self, config, *args, **kwargs)
-        convert(self, spec)
-
-    body = {"__init__": __init__, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return type(cls.__name__, (cls,), body)
-
-
-def _load(cls: Any, where: str, config: PretrainedConfig, kwargs: dict[str, Any]) -> Any:
+def _load(cls: Any, where: str, config: PreTrainedConfig, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The model, and which of its weights do not fit; no bar of progress goes between a command's lines."""
+    kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
     try:
-        return cls.from_pretrained(where, config=config, **kwargs)
-    except SafetensorError as error:
+        with without_bars():
+            return cls.from_pretrained(where, config=config, **kwargs)
+    except (UsageError, WorkError):
+        raise
+    except Exception as error:  # of many kinds, when a file is damaged
+        if isinstance(error, OSError) and any(Path(where).glob("*.bin")):
+            raise WorkError(
+                f"the weights in {where} are pickled, and might hold any code", "Save them as safetensors."
+            ) from error
         raise WorkError(
-            f"the weights in {where} are damaged: {_line(error)}", "Copy or save the folder again."
+            f"the weights in {where} cannot be read: {one_line(error)}", "Copy or save the folder again."
         ) from error
-    except OSError as error:
-        raise WorkError(
-            f"the weights in {where} cannot be read: {_line(error)}", "Copy or save the folder again."
-        ) from error
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error's message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

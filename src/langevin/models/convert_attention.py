@@ -9,12 +9,14 @@ builder of masks are looked up by one name: without a builder of that name a mod
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.masking_utils import sdpa_mask
 
@@ -98,7 +100,8 @@ def attention(
 def is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
     """Whether the module looks back only: as the call says, else the model's config, else the module."""
     configured = getattr(getattr(module, "config", None), "is_causal", None)
-    for said in (options.get("is_causal"), configured, getattr(module, "is_causal", None)):
+    own = getattr(module, "is_causal", getattr(module, "causal", None))
+    for said in (options.get("is_causal"), configured, own):
         if said is not None:
             return bool(said)
     return True
@@ -134,7 +137,9 @@ def view_of(
 
 def ask(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Before a model runs: tell its attention modules whether weights are wanted (not every model does)."""
-    wanted = bool(kwargs.get("output_attentions"))
+    only_ours(model.config._attn_implementation)
+    wanted = kwargs.get("output_attentions")
+    wanted = bool(model.config.output_attentions if wanted is None else wanted)
     if wanted != getattr(model, "langevin_weights", False):
         for module in model.modules():
             if module is model or hasattr(module, "langevin"):
@@ -207,5 +212,38 @@ def _number(module: nn.Module, scaling: float) -> float:
     return scaling
 
 
+def call_ours(config: PreTrainedConfig) -> None:
+    """Let the modules of this config call `attention`."""
+    config._attn_implementation_internal = NAME
+    checks = getattr(type(config), "__class_validators__", [])
+    checks[:] = [_granting(check) if check is _WEIGHTS_CHECK else check for check in checks]
+
+
+def only_ours(attn_implementation: str | dict[str, str] | None, *args: Any, **kwargs: Any) -> None:
+    """In the place of set_attn_implementation, which would bring softmax back without a word."""
+    asked = attn_implementation
+    if set(asked.values() if isinstance(asked, dict) else [asked]) != {NAME}:
+        raise UsageError(
+            f"attn_implementation={asked!r} does not compute the mixers of a converted model",
+            'For plain attention convert the model to "softmax".',
+        )
+
+
+def _granting(check: Callable[..., None]) -> Callable[..., None]:
+    """A check of transformers' that lets eager attention alone return weights: ours returns them too."""
+
+    @functools.wraps(check)
+    def checked(config: PreTrainedConfig, *value: bool) -> None:
+        if config._attn_implementation != NAME:
+            check(config, *value)
+        elif value:
+            config._output_attentions = value[0]
+
+    return checked
+
+
+_WEIGHTS_CHECK: Any = PreTrainedConfig.validate_output_attentions
+_WEIGHTS: Any = PreTrainedConfig.output_attentions
+PreTrainedConfig.output_attentions = _WEIGHTS.setter(_granting(_WEIGHTS.fset))
 AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, mask)

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from langevin.mixers.mechanism import Mechanism
 from langevin.mixers.neighbor import NeighborMixer
-from langevin.models.config import LangevinConfig
+from langevin.models.attention import QKV
 
 # Dense bfloat16 FLOP/s that vendors state, by a part of the device's name; the first that fits counts.
 PEAKS = {
@@ -26,39 +25,28 @@ PEAKS = {
 }
 
 
-def flops_per_token(config: LangevinConfig, matrix_parameters: int, context: int) -> float:
+def flops_of(model: Any, context: int) -> float:
     """Training FLOPs a token, forward and backward.
 
-    6 for each parameter that a token is multiplied with (all matrices, the output head among them, the
-    input embedding not), and for mixing, per layer: 6 · width · context for causal attention, which sees
-    half the context on average; 12 · width · head width for a recurrent mixer; nothing for an
+    6 for each parameter that a token is multiplied with (all matrices, the output head among them, tables
+    that are only looked up not), and for each attention module: 6 · width · context where it is causal and
+    sees half the context on average; 12 · width · head width for a recurrent mixer; nothing for an
     attention-free one, whose work is in its matrices.
     """
-    width = config.hidden_size
-    mixing = 0.0
-    for spec in config.mixers:
-        if not isinstance(spec.mixer, Mechanism):
-            continue
-        if spec.mixer.recurrent:
-            mixing += 12 * width * (width // config.num_attention_heads)
-        else:
-            mixing += (6 if config.causal else 12) * width * context
-    return 6.0 * matrix_parameters + mixing
-
-
-def flops_of(model: Any, context: int) -> float:
-    """Training FLOPs a token of a model of ours: its matrices are all parameters of two dimensions but
-    the tables that are only looked up."""
     looked_up = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
     head = model.get_output_embeddings().weight.numel()
     own = {id(p): p.numel() for p in model.parameters() if p.ndim == 2}
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    matrices = sum(own.values()) - looked_up + (head if tied else 0)
+    matrices, mixing = sum(own.values()) - looked_up + (head if tied else 0), 0.0
     for module in model.modules():
         if isinstance(module, NeighborMixer) and module.config.shared:  # its steps use the same matrices
             once = sum(p.numel() for p in module.steps.parameters() if p.ndim == 2)
             matrices += (module.config.iters - 1) * once
-    return flops_per_token(model.config, matrices, context)
+        elif isinstance(module, QKV):
+            head_dim, recurrent = module.geometry.head_dim, module.mechanism.recurrent
+            seen = context if getattr(model.config, "causal", True) else 2 * context
+            mixing += module.geometry.heads * head_dim * (12 * head_dim if recurrent else 6 * seen)
+    return 6.0 * matrices + mixing
 
 
 def peak_flops(device_name: str) -> float | None:

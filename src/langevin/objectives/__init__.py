@@ -1,1 +1,11 @@
-"""What a model is asked to learn: the loss of a batch, one file an objective."""
+"""What a model is asked to learn: the loss of a batch, one file an objective.
+
+A file dropped into this folder registers itself; installed packages may add theirs through the entry-point
+group `langevin.objectives`.
+"""
+
+from langevin.objectives.objective import OBJECTIVES, Batch, Objective, register
+
+__all__ = ["OBJECTIVES", "Batch", "Objective", "register"]
+
+OBJECTIVES.discover(__name__, __path__)

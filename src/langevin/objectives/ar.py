@@ -10,8 +10,9 @@ evaluation compare those logits with these targets as they stand.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from langevin.errors import UsageError
 from langevin.kernels.view import wide
+from langevin.objectives.objective import Batch, Objective, register
 
 # Tokens (B, L + 1); scored (B, L), True where a target counts; perhaps the unit (document) of each target.
 Windows = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
@@ -36,32 +38,49 @@ def shift(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
     return tokens_BT[:, :-1], tokens_BT[:, 1:]
 
 
-def loss(
-    logits_BLV: Tensor,
-    targets_BL: Tensor,
-    mask_BL: Tensor | None = None,
-    *,
-    total: int | Tensor | None = None,
-) -> Tensor:
-    """The mean negative log-likelihood of the targets in the mask, in nats and in float32 or better.
-
-    The mean is over tokens. Where a batch comes in parts (accumulation, several devices), `total` is the
-    number of targets in all of them, so that the parts' losses add up to the mean over the whole batch.
-    A mask that leaves nothing gives NaN.
-    """
+def summed_loss(
+    logits_BLV: Tensor, targets_BL: Tensor, scored_BL: Tensor | None = None
+) -> tuple[Tensor, Tensor | int]:
+    """The negative log-likelihood of the targets that are scored, in nats and in float32 or better, and how
+    many there are."""
     if logits_BLV.shape[:2] != targets_BL.shape:
         raise UsageError(
             f"logits {tuple(logits_BLV.shape)} do not fit targets {tuple(targets_BL.shape)}",
             "Both come from one shift: logits = model(inputs), with inputs, targets = shift(tokens).",
         )
-    if mask_BL is not None:
-        targets_BL = torch.where(mask_BL, targets_BL, _NO_TARGET)
+    if scored_BL is not None:
+        targets_BL = torch.where(scored_BL, targets_BL, _NO_TARGET)
     logits = logits_BLV.flatten(0, 1)
     logits = logits.to(wide(logits.dtype))
     summed = F.cross_entropy(logits, targets_BL.flatten(), ignore_index=_NO_TARGET, reduction="sum")
-    if total is None:
-        total = targets_BL.numel() if mask_BL is None else mask_BL.sum()
-    return summed / total
+    return summed, targets_BL.numel() if scored_BL is None else scored_BL.sum()
+
+
+@register("ar")
+@dataclass(frozen=True)
+class Autoregression(Objective):
+    likelihood = "exact"
+    criterion = staticmethod(summed_loss)
+
+    def loss(
+        self, model: Any, batch: Batch, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor | int]:
+        """The batch holds tokens (B, T); perhaps position_ids (B, T), which start anew where attention must
+        not look back, and scored (B, T), False where a token is not to be predicted."""
+        inputs, targets = shift(batch["tokens"])
+        places = {name: batch[name][:, :-1] for name in ("position_ids",) if name in batch}
+        logits = model(input_ids=inputs, use_cache=False, **places).logits
+        return self.criterion(logits, targets, batch["scored"][:, 1:] if "scored" in batch else None)
+
+    def with_compiled_loss(self) -> Autoregression:
+        changed = Autoregression()
+        object.__setattr__(changed, "criterion", torch.compile(summed_loss, dynamic=False))
+        return changed
+
+    def sampler(self) -> Callable[..., Any]:
+        from langevin.sampling.ar import generate
+
+        return generate
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +96,7 @@ class Strided:
     length: int
     stride: int | None = None  # default: length, without overlap
     batch: int = 8
+    counts: Callable[[Tensor], Tensor | None] = lambda targets: None  # which targets are asked for; all
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or len(self.tokens) < 2:
@@ -111,4 +131,6 @@ class Strided:
         for first, fresh in zip(starts.split(self.batch), done.split(self.batch), strict=True):
             positions = first[:, None] + place
             predicted = positions[:, :-1]
-            yield self.tokens[positions].long(), predicted >= fresh[:, None], predicted // self.length
+            tokens, scored = self.tokens[positions].long(), predicted >= fresh[:, None]
+            asked = self.counts(tokens[:, 1:])
+            yield tokens, scored if asked is None else scored & asked, predicted // self.length

@@ -13,11 +13,10 @@ from typing import Any
 
 from langevin.mixers import parse
 from langevin.studies.recipe import Best, Claim, Difference, NoWorse, Part, Speed, Trend
-from langevin.studies.statistics import ERROR_RATE, LEAST_PAIRS, Paired, by_seed, interval, paired
-from langevin.studies.wording import listed, number, p_value, signed
+from langevin.studies.results import Results, Row, comparison, metric_named, width
+from langevin.studies.statistics import ERROR_RATE, LEAST_PAIRS, by_seed, interval, judge, paired, summarise
+from langevin.studies.words import counted, in_words, listed, p_value
 
-Results = dict[str, Any]
-Row = dict[str, Any]
 LEAST_RUNS = 5  # of a timing, for its spread to be known
 ANSWERS = {"yes": "held", "no": "did not hold", "cannot tell": "cannot be judged"}
 PLACES = {"best": "at the best checkpoint", "matched": "at the matched validation loss"}
@@ -32,18 +31,12 @@ class Finding:
 
 def published(claims: tuple[Claim, ...], part: Part, results: Results) -> list[Row]:
     """The rows of a comparison's `published`: every claim that one comparison can answer."""
-    rows = []
-    for claim in claims:
-        if isinstance(claim.test, Difference):
-            found = _difference(claim.test, part.filled(claim.test.arm), results)
-        elif isinstance(claim.test, NoWorse):
-            found = _no_worse(claim.test, part.filled(claim.test.arm), results)
-        elif isinstance(claim.test, Best):
-            found = _best(claim.test, results)
-        else:
-            continue
-        rows.append(_row(claim, part, found))
-    return rows
+    answers: dict[Any, Any] = {Difference: _difference, NoWorse: _no_worse, Best: _best}
+    return [
+        _row(claim, part, answers[type(claim.test)](claim.test, part, results))
+        for claim in claims
+        if type(claim.test) in answers
+    ]
 
 
 def published_trends(claims: tuple[Claim, ...], parts: list[tuple[Part, Results]]) -> list[Row]:
@@ -65,8 +58,7 @@ def in_short(rows: list[Row]) -> str:
     """How many claims held, in one sentence."""
     counts = {answer: sum(row["held"] == held for row in rows) for held, answer in ANSWERS.items()}
     told = [f"{count} {answer}" for answer, count in counts.items() if count]
-    claims = "1 published claim" if len(rows) == 1 else f"{len(rows)} published claims"
-    return f"Of {claims} {listed(told)}."
+    return f"Of {counted(len(rows), 'published claim')} {listed(told)}."
 
 
 def _row(claim: Claim, part: Part, found: Finding) -> Row:
@@ -82,11 +74,11 @@ def _row(claim: Claim, part: Part, found: Finding) -> Row:
     }
 
 
-def _difference(test: Difference, arm: str, results: Results) -> Finding:
-    row = _comparison(results, arm, test.metric, test.at)
+def _difference(test: Difference, part: Part, results: Results) -> Finding:
+    row = comparison(results, part.filled(test.arm), test.metric, test.at)
     if row is None or row["difference"] is None:
         return _unmeasured(test.metric, test.at, results)
-    metric = _metric(results, test.metric)
+    metric = metric_named(results, test.metric)
     ours, observed = _numbers(row, results)
     if row["verdict"] == "too few seeds":
         return Finding(ours, "cannot tell", _few(row["pairs"], observed, _points(row, test.expect)))
@@ -119,12 +111,12 @@ def _none_found(test: Difference, row: Row, told: str, results: Results) -> Find
     return Finding(ours, "cannot tell", f"{told}, though {span} excludes zero")
 
 
-def _no_worse(test: NoWorse, arm: str, results: Results) -> Finding:
-    row = _comparison(results, arm, test.metric, test.at)
+def _no_worse(test: NoWorse, part: Part, results: Results) -> Finding:
+    row = comparison(results, part.filled(test.arm), test.metric, test.at)
     if row is None or row["difference"] is None:
         return _unmeasured(test.metric, test.at, results)
     ours, observed = _numbers(row, results)
-    sign = 1 if _metric(results, test.metric)["better"] == "lower" else -1
+    sign = 1 if metric_named(results, test.metric)["better"] == "lower" else -1
     limit = test.by * abs(_means(row, results)[1])
     if row["pairs"] < LEAST_PAIRS or row["low"] is None:
         worse = sign * row["difference"] > limit
@@ -138,14 +130,15 @@ def _no_worse(test: NoWorse, arm: str, results: Results) -> Finding:
     return Finding(ours, "cannot tell", f"{about} reaches over the limit of {_whole(test.by)}")
 
 
-def _best(test: Best, results: Results) -> Finding:
+def _best(test: Best, part: Part, results: Results) -> Finding:
     """The first arm against every other: one that is better refutes, only worse ones confirm."""
     rows = [r for r in results["comparisons"] if r["metric"] == test.metric and r["at"] == test.at]
     rows = [row for row in rows if row["difference"] is not None]
     if not rows:
         return _unmeasured(test.metric, test.at, results)
-    metric, first = _metric(results, test.metric), rows[0]["against"]
-    means = _arm_means(results, test.metric, test.at)
+    metric, first = metric_named(results, test.metric), rows[0]["against"]
+    found = {arm["name"]: summarise(arm, [test.metric], test.at) for arm in results["arms"]}
+    means = {name: one[test.metric]["mean"] for name, one in found.items() if one}
     order = sorted(means, key=lambda name: means[name], reverse=metric["better"] == "higher")
     place = order.index(first) + 1
     ours = (
@@ -185,15 +178,15 @@ def _trend(test: Trend, parts: list[tuple[Part, Results]]) -> Finding:
         for (part, _), mean in zip(parts, means, strict=True)
     )
     pair = paired(shares[-1], shares[0])
-    if pair.difference is None:
+    if pair.difference is None or pair.p is None:
         return _unmeasured(test.metric, test.at, parts[0][1])
-    label = _metric(parts[0][1], test.metric)["label"]
+    label = metric_named(parts[0][1], test.metric)["label"]
     told = f"against {parts[0][1]['arms'][0]['name']}, the {label} was {ours_text} (geometric means)"
     for_it = (pair.difference < 0) == (test.expect == "lower")
     if pair.pairs < LEAST_PAIRS:
         return Finding(ours_text, "cannot tell", _few(pair.pairs, told, "for" if for_it else "against"))
-    tested = f"{_p(pair)}, {pair.pairs} pairs"
-    if not _apart(pair):
+    tested = f"{p_value(pair.p)}, {pair.pairs} pairs"
+    if judge(pair, test.expect) == "no difference found":
         return Finding(ours_text, "cannot tell", f"{told}; no change over the parts was found ({tested})")
     last = means[-1] or 0.0
     if for_it and (last < 0) != (test.expect == "lower"):
@@ -248,26 +241,25 @@ def _points(row: Row, expect: str) -> str:
 
 
 def _unmeasured(metric: str, at: str, results: Results) -> Finding:
-    label = _metric(results, metric)["label"]
+    label = metric_named(results, metric)["label"]
     return Finding("not measured", "cannot tell", f"there is no {label} {PLACES[at]} to judge by")
 
 
 def _numbers(row: Row, results: Results) -> tuple[str, str]:
     """Our numbers for the table, and the same in words."""
     ours, base = _means(row, results)
-    width = abs(row["difference"]) if row["low"] is None else row["high"] - row["low"]
-    width = min(width, abs(base)) or abs(base)
-    shown, against = number(ours, width / 2), number(base, width / 2)
+    size = min(width(row), abs(base)) or abs(base)
+    shown, against = in_words(ours, size / 2), in_words(base, size / 2)
     share = f" ({_percent(row['difference'] / abs(base))})" if base else ""
     text = f"{shown} against {against}{share}"
     if row["low"] is not None:
-        low, high = (signed(row[key], width) for key in ("low", "high"))
-        text += f"; difference {signed(row['difference'], width)}, 95 % interval {low} to {high}"
-    metric = _metric(results, row["metric"])
+        difference, low, high = (in_words(row[k], size, sign=True) for k in ("difference", "low", "high"))
+        text += f"; difference {difference}, 95 % interval {low} to {high}"
+    metric = metric_named(results, row["metric"])
     # What leads to a loss is not measured at a checkpoint.
     place = "" if row["metric"] == "tokens_to_match" else f" {PLACES[row['at']]}"
     words = f"{metric['label']} of {row['arm']}{place} {shown} against {against}{share}"
-    return f"{text}; {row['pairs']} {'pair' if row['pairs'] == 1 else 'pairs'}", words
+    return f"{text}; {counted(row['pairs'], 'pair')}", words
 
 
 def _means(row: Row, results: Results) -> tuple[float, float]:
@@ -276,30 +268,6 @@ def _means(row: Row, results: Results) -> tuple[float, float]:
     ours, base = arms[row["arm"]], arms[row["against"]]
     seeds = ours.keys() & base.keys()
     return sum(ours[s] for s in seeds) / len(seeds), sum(base[s] for s in seeds) / len(seeds)
-
-
-def _arm_means(results: Results, metric: str, at: str) -> dict[str, float]:
-    found = {arm["name"]: interval(by_seed(arm, metric, at).values()).mean for arm in results["arms"]}
-    return {name: mean for name, mean in found.items() if mean is not None}
-
-
-def _comparison(results: Results, arm: str, metric: str, at: str) -> Row | None:
-    rows = results["comparisons"]
-    return next((r for r in rows if (r["arm"], r["metric"], r["at"]) == (arm, metric, at)), None)
-
-
-def _metric(results: Results, name: str) -> Row:
-    return next(metric for metric in results["metrics"] if metric["name"] == name)
-
-
-def _apart(pair: Paired) -> bool:
-    if pair.p is None or pair.low is None or pair.high is None:
-        return False
-    return pair.p <= ERROR_RATE and not pair.low <= 0 <= pair.high
-
-
-def _p(pair: Paired) -> str:
-    return "no p" if pair.p is None else p_value(pair.p)
 
 
 def _percent(share: float) -> str:
@@ -312,6 +280,5 @@ def _whole(share: float) -> str:
 
 
 def _ordinal(place: int) -> str:
-    return (
-        f"{place}{'th' if 10 <= place % 100 <= 20 else {1: 'st', 2: 'nd', 3: 'rd'}.get(place % 10, 'th')}"
-    )
+    teens = 10 <= place % 100 <= 20
+    return f"{place}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(place % 10, 'th')}"

@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from langevin.errors import UsageError
-from langevin.studies.work import Job, Outcome, fail, one_line, tidied, work
+from langevin.errors import UsageError, one_line
+from langevin.studies.work import Job, Outcome, fail, tidied, work
 from langevin.studies.workers import TICK, Began, Ended, Tick
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from langevin.runs.folder import metrics_row
 from langevin.studies.work import Job, Outcome
 
 
@@ -87,8 +87,7 @@ def last_row(path: Path) -> dict[str, Any]:
     except OSError:
         return {}
     for line in reversed(lines):
-        try:
-            return dict(json.loads(line))
-        except ValueError:
-            continue
+        row = metrics_row(line)
+        if row is not None:
+            return row
     return {}

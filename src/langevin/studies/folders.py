@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from langevin.errors import UsageError
 from langevin.runs import Run, load
+from langevin.runs.files import misfit
 from langevin.studies.collect import ENVIRONMENT, collect, complete, data_facts
-from langevin.studies.measuring import best_of, measured
-from langevin.studies.metrics import DEFAULT, chosen, described
-from langevin.studies.plan import FILE, read_plan
-from langevin.studies.work import read_json
+from langevin.studies.measuring import measured
+from langevin.studies.metrics import chosen, described
+from langevin.studies.plan import FILE, plain, read_plan
 
 # Settings that do not tell arms apart: the same thing is computed, elsewhere or with other leftovers.
 INCIDENTAL = (
@@ -38,16 +38,16 @@ Say = Callable[[str], None]
 def gather(
     paths: list[Path],
     *,
-    metrics: tuple[str, ...],
-    primary: str,
+    metrics: tuple[str, ...] = (),
+    primary: str | None = None,
     title: str = "",
     say: Say = print,
 ) -> dict[str, Any]:
     """The results of run folders, or of one folder made by compare, as compare itself gives them."""
-    names = chosen(metrics, primary)
     if len(paths) == 1 and (paths[0] / FILE).is_file():
-        return _of_a_comparison(paths[0], names, primary, title)
+        return _of_a_comparison(paths[0], metrics, primary, title)
     runs = [_open(path) for path in _expanded(paths)]
+    names, primary = chosen(runs[0].config.task, metrics, primary)
     evaluations = [_evaluation(run, say) for run in runs]
     _comparable(runs, evaluations)
     arms = _arms(runs, evaluations, say)
@@ -56,7 +56,7 @@ def gather(
         "kind": "comparison",
         "title": title or f"{len(runs)} runs on {Path(runs[0].config.data).name}",
         "primary": primary,
-        "metrics": described(names),
+        "metrics": described(runs[0].config.task, names),
         "seeds": sorted({run.config.seed for run in runs}),
         "settings": shared,
         "commands": [shlex.join(["langevin", "report", *map(str, paths)])],
@@ -67,15 +67,14 @@ def gather(
     return complete(results)
 
 
-def _of_a_comparison(folder: Path, metrics: tuple[str, ...], primary: str, title: str) -> dict[str, Any]:
+def _of_a_comparison(
+    folder: Path, metrics: tuple[str, ...], primary: str | None, title: str
+) -> dict[str, Any]:
     """With the metrics and the title of its plan, unless others are asked for."""
-    from langevin.studies import terms
-
     plan, about = read_plan(folder / FILE)
-    if (metrics, primary) != (chosen(DEFAULT, "nll"), "nll"):
-        plan = replace(plan, metrics=metrics, primary=primary)
-    plan = replace(plan, title=title or plan.title)
-    return collect(plan, folder, about, terms.sizes(plan, about["data"]["vocab_size"]))
+    if metrics or primary:
+        plan = replace(plan, metrics=metrics or plan.metrics, primary=primary or plan.primary)
+    return collect(replace(plan, title=title or plan.title), folder, about)
 
 
 def _expanded(paths: list[Path]) -> list[Path]:
@@ -97,37 +96,25 @@ def _expanded(paths: list[Path]) -> list[Path]:
 def _open(path: Path) -> Run:
     """A run whose files can be read."""
     run = load(path)
-    try:
-        _ = run.environment["data"]["splits"]
-        if not run.metrics("valid"):
-            raise UsageError(f"{path} has no evaluation yet", "Let it train on (--resume auto).")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, UsageError):
-            raise
+    misfits = misfit(run.environment["data"], {"splits": dict})
+    if misfits is not None:
         raise UsageError(
-            f"{path} cannot be read ({type(error).__name__}: {error})",
-            "Give whole run folders, made by langevin train.",
-        ) from error
+            f"{path} does not say what it was trained on: {misfits}", "Give whole run folders."
+        )
+    if not run.metrics("valid"):
+        raise UsageError(f"{path} has no evaluation yet", "Let it train on (--resume auto).")
     return run
 
 
 def _evaluation(run: Run, say: Say) -> dict[str, Any]:
+    from langevin.environment import pick_device
     from langevin.evaluation.runs import evaluate
-    from langevin.training.start import pick_device
 
-    path = run.path / "evaluation-test.json"
-    if path.exists():
-        found = read_json(path) or {}
-        if not {"tokens", "stride", "likelihood", "calibration", "temperature"} <= found.keys():
-            raise UsageError(
-                f"{path} is not an evaluation", f"Make it again: langevin evaluate {run.path}."
-            )
-        if found.get("step") == best_of(run)["step"]:
-            return found
-        say(f"evaluating {run.path} on test again: it was trained on since")
-    else:
-        say(f"evaluating {run.path} on test: it has not been")
-    return evaluate(run, "test", device=pick_device("auto"))
+    try:
+        return run.evaluation("test", {"rows": list})
+    except UsageError as error:
+        say(f"evaluating {run.path} on test: {error.cause}")
+    return evaluate(run, "test", device=pick_device("auto"))[0]
 
 
 def _comparable(runs: list[Run], evaluations: list[dict[str, Any]]) -> None:
@@ -138,11 +125,14 @@ def _comparable(runs: list[Run], evaluations: list[dict[str, Any]]) -> None:
         data = run.environment["data"]
         return {
             "task": run.config.task,
-            "objective": getattr(run.config, "objective", "ar"),
-            "tokenizer": (data["tokenizer"]["name"], data.get("tokenizer_sha256")),
-            **{f"{split} text": data["splits"][split]["text_sha256"][:12] for split in data["splits"]},
-            "number of test tokens scored": evaluation["tokens"],
-            "stride of the evaluation": evaluation["stride"],
+            "objective": run.config.objective,
+            "tokenizer": (data.get("tokenizer", {}).get("name"), data.get("tokenizer_sha256")),
+            **{
+                f"{split} text": str(facts.get("text_sha256"))[:12]
+                for split, facts in data["splits"].items()
+            },
+            "number of test tokens scored": evaluation.get("tokens"),
+            "stride of the evaluation": evaluation.get("stride"),
         }
 
     reference = facts(first, evaluations[0])
@@ -159,26 +149,19 @@ def _comparable(runs: list[Run], evaluations: list[dict[str, Any]]) -> None:
 
 def _shared(runs: list[Run]) -> dict[str, Any]:
     """The settings that all runs have in common."""
-    every = [asdict(run.config) for run in runs]
-    return {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in every[0].items()
-        if key not in ("mixer", "seed") and all(other[key] == value for other in every)
-    }
+    every = [plain(run.config) for run in runs]
+    common = {key: value for key, value in every[0].items() if all(other[key] == value for other in every)}
+    return {key: value for key, value in common.items() if key not in ("mixer", "seed")}
 
 
 def _arms(runs: list[Run], evaluations: list[dict[str, Any]], say: Say) -> list[dict[str, Any]]:
-    from langevin.training.start import pick_device
+    from langevin.environment import pick_device
 
     shared = _shared(runs)
     groups: dict[str, dict[str, Any]] = {}
     for run, evaluation in zip(runs, evaluations, strict=True):
-        settings = asdict(run.config)
-        changes = {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in settings.items()
-            if key not in shared and key != "mixer" and key not in INCIDENTAL
-        }
+        told = {"mixer", *shared, *INCIDENTAL}
+        changes = {key: value for key, value in plain(run.config).items() if key not in told}
         name = ", ".join([run.config.mixer, *(f"{key}={value}" for key, value in changes.items())])
         arm = groups.setdefault(
             name, {"name": name, "spec": run.config.mixer, "changes": changes, "runs": []}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,7 @@ def measured(run: Any, device: str, test_tokens: int | None, evaluation: Any = N
     from langevin.evaluation.runs import evaluate
 
     if evaluation is None:
-        evaluation = evaluate(
-            run, "test", device=device, resamples=RESAMPLES, limit=test_tokens, attention=False
-        )
+        evaluation, _ = evaluate(run, "test", device=device, limit=test_tokens, **_quick(run))
     best = best_of(run)
     curve = valid_curve(run)
     model = cost.measure(run.model.to(device), run.config.context)
@@ -48,16 +47,16 @@ def measured(run: Any, device: str, test_tokens: int | None, evaluation: Any = N
         },
         "curve": curve,
         "reliability": [
-            {key: row[key] for key in ("low", "high", "count", "confidence", "accuracy")}
-            for row in map(_plain_bin, evaluation["calibration"]["reliability"])
+            {**row, "accuracy": None if row["accuracy"] is None else row["accuracy"]["value"]}
+            for row in evaluation.get("calibration", {}).get("reliability", [])
         ],
         "learned": [
             {key: row[key] for key in ("layer", "head", "name", "value")}
-            for row in evaluation["learned"]
+            for row in evaluation.get("learned", [])
             if row.get("channel") is None
         ],
         "sample": sample(run, device),
-        "test_tokens": evaluation["tokens"],
+        "test_tokens": evaluation.get("tokens"),
         "model": {
             "parameters": model.parameters,
             "flops_per_token": model.flops_per_token,
@@ -109,7 +108,7 @@ def crossing(curve: list[dict[str, Any]], loss: float) -> tuple[int, float] | No
 
 def measured_at(run: Any, loss: float, device: str, test_tokens: int) -> dict[str, float | None]:
     """The metrics on test where the validation loss was `loss`: linear between the two models around it."""
-    from langevin.evaluation.runs import evaluate_model
+    from langevin.evaluation.runs import measured as evaluate_model
     from langevin.models.convert import from_pretrained
 
     curve = valid_curve(run)
@@ -122,9 +121,7 @@ def measured_at(run: Any, loss: float, device: str, test_tokens: int) -> dict[st
         if weight:
             step = curve[i]["tokens"] // (run.config.batch * run.config.context)
             model = from_pretrained(run.path / EVALUATED / f"step-{step}").eval()
-            found = evaluate_model(
-                run, model, device=device, resamples=RESAMPLES, limit=test_tokens, attention=False
-            )
+            found = evaluate_model(run, model, device=device, limit=test_tokens, **_quick(run))
             parts.append((weight, values_of(found, curve[i]["loss"])))
     values = {}
     for name in parts[0][1]:
@@ -134,13 +131,23 @@ def measured_at(run: Any, loss: float, device: str, test_tokens: int) -> dict[st
     return values
 
 
-def sample(run: Any, device: str) -> dict[str, str]:
-    """A text that goes on from how the test text begins, drawn at temperature 0.8."""
+def _quick(run: Any) -> dict[str, Any]:
+    """Options of a task's measure that leave out what only a single run's evaluation shows."""
+    wanted = {"resamples": RESAMPLES, "attention": False}
+    return {k: v for k, v in wanted.items() if k in inspect.signature(run.task.measure).parameters}
+
+
+def sample(run: Any, device: str) -> dict[str, str] | None:
+    """A text that goes on from how the test text begins, drawn at temperature 0.8; None: it writes none."""
     import torch
 
-    from langevin.data import prepare
-
-    corpus = prepare(run.config.data, tokenizer=run.config.tokenizer, progress=False)
+    try:
+        run.objective.sampler()
+    except UsageError:
+        return None
+    corpus = run.task.prepare(run.config)
+    if corpus.tokenizer is None:
+        return None
     start = corpus.tokens("test")[: min(SAMPLE_PROMPT, run.config.context // 2 or 1)].astype("int64")
     ids = torch.from_numpy(start)[None].to(device)
     more = min(SAMPLE_TOKENS, run.config.context - ids.shape[1])
@@ -168,9 +175,3 @@ def _pace(run: Any, curve: list[dict[str, Any]]) -> float:
     if logged:
         return float(statistics.median(logged))
     return float(curve[-1]["tokens"] / max(1e-9, curve[-1]["seconds"]))
-
-
-def _plain_bin(row: dict[str, Any]) -> dict[str, Any]:
-    """A bin of the reliability diagram with plain numbers; an empty one has none."""
-    plain = {key: value["value"] if isinstance(value, dict) else value for key, value in row.items()}
-    return {k: None if isinstance(v, float) and v != v else v for k, v in plain.items()}

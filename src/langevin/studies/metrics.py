@@ -1,84 +1,55 @@
-"""What a comparison can be about: the metrics by name, with their units and which way is better."""
+"""What a comparison can be about: the metrics of its task, and those of the comparison itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Any
 
 from langevin.errors import UsageError, unknown
+from langevin.evaluation.rows import Metric
+from langevin.tasks import TASKS
 
-
-@dataclass(frozen=True)
-class Metric:
-    name: str
-    label: str
-    unit: str
-    better: Literal["lower", "higher", "neither"]
-
-
-METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric("nll", "test loss", "nats/token", "lower"),
-        Metric("perplexity", "perplexity", "", "lower"),
-        Metric("bits_per_token", "bits per token", "bits", "lower"),
-        Metric("bits_per_character", "bits per character", "bits", "lower"),
-        Metric("bits_per_byte", "bits per byte", "bits", "lower"),
-        Metric("accuracy", "next-token accuracy", "fraction", "higher"),
-        Metric("ece", "calibration error (ECE)", "fraction", "lower"),
-        Metric("adaptive_ece", "adaptive ECE, debiased", "fraction", "lower"),
-        Metric("scaled_ece", "ECE after temperature scaling", "fraction", "lower"),
-        Metric("brier", "Brier score", "", "lower"),
-        Metric("top1_brier", "Brier score of the first choice", "", "lower"),
-        Metric("entropy", "predictive entropy", "nats", "neither"),
-        Metric("temperature", "temperature fitted on validation", "", "neither"),
-        Metric("valid_loss", "best validation loss", "nats/token", "lower"),
-        Metric("tokens_to_match", "training tokens to the matched validation loss", "tokens", "lower"),
-    )
-}
-DEFAULT = (
-    *("nll", "perplexity", "bits_per_character", "accuracy", "ece", "scaled_ece", "brier"),
-    "tokens_to_match",
+OWN = (
+    Metric("valid_loss", "best validation loss", "nats/token", "lower"),
+    Metric("tokens_to_match", "training tokens to the matched validation loss", "tokens", "lower"),
 )
 
 
-def chosen(names: Iterable[str], primary: str) -> tuple[str, ...]:
-    """Metric names without repeats, the primary one first; unknown ones raise."""
-    wanted = list(dict.fromkeys((primary, *names)))
+def known(task: str) -> dict[str, Metric]:
+    """The metrics of a comparison on a task, by name."""
+    return {metric.name: metric for metric in (*TASKS.parse(task).metrics, *OWN)}
+
+
+def chosen(task: str, names: Iterable[str], primary: str | None) -> tuple[tuple[str, ...], str]:
+    """Metric names without repeats, the primary one first (default: those of the task), and the primary;
+    unknown ones raise."""
+    tried, metrics = TASKS.parse(task), known(task)
+    primary = primary or tried.primary
+    usual = tried.reported or tuple(m.name for m in tried.metrics if m.better != "neither")
+    wanted = list(dict.fromkeys((primary, *(tuple(names) or (*usual, "tokens_to_match")))))
     for name in wanted:
-        if name not in METRICS:
-            raise unknown("metric", name, METRICS)
+        if name not in metrics:
+            raise unknown("metric", name, metrics)
     if primary == "tokens_to_match":
         raise UsageError(
             "tokens_to_match is known at the matched loss only, so no verdict can begin with it",
             "Choose another --primary, such as nll; it stays among the --metrics.",
         )
-    if METRICS[primary].better == "neither":
+    if metrics[primary].better == "neither":
         raise UsageError(
             f"{primary} is neither better high nor low, so no verdict can be about it",
-            "Choose another --primary, such as nll.",
+            f"Choose another --primary, such as {tried.primary}.",
         )
-    return tuple(wanted)
+    return tuple(wanted), primary
 
 
-def described(names: Iterable[str]) -> list[dict[str, Any]]:
-    return [asdict(METRICS[name]) for name in names]
+def described(task: str, names: Iterable[str]) -> list[dict[str, Any]]:
+    metrics = known(task)
+    return [asdict(metrics[name]) for name in names]
 
 
 def values_of(evaluation: dict[str, Any], valid_loss: float) -> dict[str, float | None]:
     """Every metric of one run, from what `evaluate` found and its best validation loss."""
-    calibration = evaluation["calibration"]
-    found = {
-        **{name: evaluation["likelihood"].get(name) for name in evaluation["likelihood"]},
-        **{name: calibration.get(name) for name in ("ece", "adaptive_ece", "brier", "top1_brier")},
-        "scaled_ece": evaluation["calibration at that temperature"]["ece"],
-        "temperature": evaluation["temperature"]["fitted on validation"],
-        "valid_loss": valid_loss,
-    }
-    return {name: _number(found[name]) for name in METRICS if name in found}
-
-
-def _number(estimate: Any) -> float | None:
-    value = estimate["value"] if isinstance(estimate, dict) else estimate
-    return None if value is None else float(value)
+    found = {row["metric"]: row["value"] for row in evaluation["rows"] if not row["at"]}
+    return {**found, "valid_loss": valid_loss}

@@ -7,7 +7,6 @@ of one arm is paired with the runs of the others that have its seed.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shlex
 from collections import Counter
@@ -18,8 +17,9 @@ from typing import Any, Literal
 import yaml
 
 from langevin.errors import UsageError
+from langevin.runs.files import write_text
+from langevin.settings import TrainConfig, read_yaml
 from langevin.studies import metrics as known_metrics
-from langevin.training.config import TrainConfig
 
 FILE = "compare.yaml"
 TUNING_SEED = 1000  # of the learning-rate trials: no run of the comparison should have it
@@ -46,10 +46,7 @@ class Arm:
 
     @property
     def slug(self) -> str:
-        name = re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-.") or "arm"
-        if len(name) <= LONGEST_NAME:
-            return name
-        return f"{name[:LONGEST_NAME]}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
+        return slug(self.name)
 
 
 @dataclass(frozen=True)
@@ -58,8 +55,8 @@ class Plan:
     settings: TrainConfig
     seeds: tuple[int, ...]
     title: str = ""
-    metrics: tuple[str, ...] = known_metrics.DEFAULT
-    primary: str = "nll"
+    metrics: tuple[str, ...] = ()
+    primary: str | None = None
     tune: Literal["lr"] | None = None
     trials: int = 5
     equalise: bool = False
@@ -87,7 +84,9 @@ class Plan:
             )
         if self.settings.tokens is None and self.settings.steps is None:
             object.__setattr__(self, "settings", replace(self.settings, tokens=BUDGET))
-        object.__setattr__(self, "metrics", known_metrics.chosen(self.metrics, self.primary))
+        metrics, primary = known_metrics.chosen(self.settings.task, self.metrics, self.primary)
+        object.__setattr__(self, "metrics", metrics)
+        object.__setattr__(self, "primary", primary)
         _check_arms(self.arms)
         for arm in self.arms:
             self.config(arm, self.seeds[0])
@@ -103,7 +102,7 @@ class Plan:
 
     def shared_settings(self) -> dict[str, Any]:
         """What all arms have in common, for results.json."""
-        shared = {k: _plain(v) for k, v in asdict(self.settings).items() if k not in ("mixer", "seed")}
+        shared = {k: v for k, v in plain(self.settings).items() if k not in ("mixer", "seed")}
         shared["test_tokens"] = self.test_tokens
         if self.tune:
             shared |= {"tune": self.tune, "trials": self.trials}
@@ -112,16 +111,14 @@ class Plan:
         return shared
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            **{f.name: _plain(getattr(self, f.name)) for f in fields(self)},
-            "arms": [asdict(arm) for arm in self.arms],
-            "settings": {k: _plain(v) for k, v in asdict(self.settings).items()},
-        }
+        arms = [asdict(arm) for arm in self.arms]
+        return {**plain(self), "arms": arms, "settings": plain(self.settings)}
 
     def command(self) -> str:
         """A command that makes this comparison."""
         words = ["langevin", "compare"]
         words += [arm.text for arm in self.arms]
+        usual, first = known_metrics.chosen(self.settings.task, (), None)
         defaults = asdict(TrainConfig())
         for name, value in asdict(self.settings).items():
             if name == "data" or (value != defaults[name] and name not in ("mixer", "seed")):
@@ -129,9 +126,18 @@ class Plan:
         words += ["--seeds", seeds_in_words(self.seeds)]
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name not in ("arms", "settings", "seeds", "title") and value != f.default:
+            default = {"metrics": usual, "primary": first}.get(f.name, f.default)
+            if f.name not in ("arms", "settings", "seeds", "title") and value != default:
                 words += _flag(f.name, value)
         return shlex.join(words)
+
+
+def slug(name: str) -> str:
+    """The folder of what has this name."""
+    plain = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "arm"
+    if len(plain) <= LONGEST_NAME:
+        return plain
+    return f"{plain[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def read_arms(texts: tuple[str, ...]) -> tuple[Arm, ...]:
@@ -197,9 +203,7 @@ def settle(plan: Plan, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
             return {key: before.get(key) for key in about}
         seen = (folder / "results.json").exists()
         about = {**about, "added": [*(before.get("added") or []), *(added if seen else [])]}
-    temporary = folder / f".{FILE}.writing"
-    temporary.write_text(yaml.safe_dump({**now, **about}, sort_keys=False, allow_unicode=True))
-    os.replace(temporary, folder / FILE)
+    write_text(folder / FILE, yaml.safe_dump({**now, **about}, sort_keys=False, allow_unicode=True))
     return about
 
 
@@ -213,10 +217,7 @@ def begun(folder: Path) -> dict[str, Any] | None:
         if others:
             raise UsageError(f"{folder} holds something else ({others[0]})", "Choose another --out.")
         return None
-    try:
-        values = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} cannot be read", "Choose another --out.") from error
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise UsageError(f"{path} is not a plan", "Choose another --out.")
     return values
@@ -232,7 +233,7 @@ def _added(before: Any, now: list[int]) -> list[int]:
 def read_plan(path: Path) -> tuple[Plan, dict[str, Any]]:
     """The plan in a compare.yaml, and the facts written with it."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = read_yaml(path)
         names = {f.name for f in fields(Plan)}
         plan = {key: values[key] for key in names}
         for key in ("data", "commands", "workers"):
@@ -243,7 +244,7 @@ def read_plan(path: Path) -> tuple[Plan, dict[str, Any]]:
         return Plan(**plan), {key: v for key, v in values.items() if key not in names}
     except UsageError:
         raise
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path} is not a plan that can be read ({type(error).__name__})",
             f"Give what langevin compare made: its folder, or the {FILE} in it.",
@@ -270,8 +271,9 @@ def seeds_in_words(seeds: tuple[int, ...]) -> str:
     return ",".join(map(str, seeds))
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def plain(settings: Any) -> dict[str, Any]:
+    """A dataclass as YAML and JSON have it: with lists for tuples."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(settings).items()}
 
 
 def _flag(name: str, value: Any) -> list[str]:

@@ -9,32 +9,29 @@ on where it stopped.
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from langevin.bench import Settings, bench_mixers
-from langevin.bench_training import bench_training
-from langevin.environment import environment
+from langevin.bench.mixers import Settings, bench_mixers
+from langevin.bench.training import bench_training
+from langevin.environment import environment, pick_device
 from langevin.errors import UsageError, unknown
+from langevin.runs.files import read_json, write_json, write_text
 from langevin.studies.claims import in_short, published, published_speeds, published_trends
 from langevin.studies.collect import unmatched
 from langevin.studies.measuring import EVALUATED
-from langevin.studies.plan import FILE, Plan, seeds_in_words
+from langevin.studies.plan import FILE, Plan, seeds_in_words, slug
 from langevin.studies.recipe import Benches, Part, Recipe, recipe, train_config
 from langevin.studies.report.recipe_page import parts_page
 from langevin.studies.report.speed_page import speed_page
 from langevin.studies.runner import On, compare
-from langevin.studies.sharing import Share
-from langevin.studies.statistics import by_seed, interval
-from langevin.studies.work import write_json
+from langevin.studies.statistics import summarise
+from langevin.studies.verdict import verdict
 from langevin.studies.workers import Workers
-from langevin.training.start import pick_device
 
 Results = dict[str, Any]
 
@@ -60,10 +57,10 @@ def reproduce(
     plans = chosen.plans(scale, seeds)
     several = len(plans) > 1
     if several:
-        _see_whose(folder, [_slug(part.name) for part, _ in plans])
+        _see_whose(folder, [slug(part.name) for part, _ in plans])
 
     def made(part: Part, plan: Plan) -> tuple[Part, Results]:
-        place = folder / _slug(part.name) if several else folder
+        place = folder / slug(part.name) if several else folder
 
         def finish(results: Results) -> Results:
             return _with_claims(results, chosen, scale, part, command)
@@ -72,9 +69,9 @@ def reproduce(
             say(f"{part.name}: {place}")
         results = compare(plan, place, workers=workers, on=on, quiet=quiet, finish=finish, hired=hired)
         _tidy(results, place)
-        return part, dict(json.loads((place / "results.json").read_text()))
+        return part, read_json(place / "results.json")
 
-    with Workers(Share(), plans[0][1].threads) as hired:
+    with Workers(1, plans[0][1].threads) as hired:
         parts = [made(part, plan) for part, plan in plans]
     if not several:
         return parts[0][1]
@@ -126,21 +123,19 @@ def _uncontrolled(parts: list[tuple[Part, Results]]) -> list[str]:
 def _summary(part: Part, results: Results) -> Results:
     """A part without its runs."""
     names = [metric["name"] for metric in results["metrics"]]
-    arms = []
-    for arm in results["arms"]:
-        found = {name: interval(by_seed(arm, name, "matched").values()) for name in names}
-        arms.append(
-            {
-                **{key: value for key, value in arm.items() if key != "runs"},
-                "matched": {name: asdict(summary) for name, summary in found.items() if summary.n},
-                "failed": [run["seed"] for run in arm["runs"] if run["status"] != "done"],
-            }
-        )
+    arms = [
+        {
+            **{key: value for key, value in arm.items() if key != "runs"},
+            "matched": summarise(arm, names, "matched"),
+            "failed": [run["seed"] for run in arm["runs"] if run["status"] != "done"],
+        }
+        for arm in results["arms"]
+    ]
     return {
         "name": part.name,
-        "path": _slug(part.name),
+        "path": slug(part.name),
         **{key: results[key] for key in ("settings", "matched_loss", "comparisons")},
-        "verdict": results["verdict"][1 + len(results["published"]) :],
+        "verdict": verdict(results),
         "arms": arms,
     }
 
@@ -216,12 +211,6 @@ def _tidy(results: Results, folder: Path) -> None:
 def _written(results: Results, page: str, folder: Path) -> Results:
     """The page and the numbers in the folder; the numbers as they stand there."""
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / ".report.html.writing"
-    draft.write_text(page, encoding="utf-8")
-    draft.replace(folder / "report.html")
+    write_text(folder / "report.html", page)
     write_json(folder / "results.json", results)
-    return dict(json.loads((folder / "results.json").read_text()))
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
+    return dict(read_json(folder / "results.json"))

@@ -8,31 +8,26 @@ results but for times. The same call with more seeds adds them.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, Protocol
 
-import torch
-from filelock import FileLock, Timeout
-
-from langevin.data import prepare
-from langevin.environment import can_compile
-from langevin.errors import UsageError
+from langevin.environment import pick_device
+from langevin.runs.files import write_json
+from langevin.runs.folder import Lock
 from langevin.studies import terms
-from langevin.studies.collect import TUNED, collect, data_facts, run_folder, trial_folder, tuned
+from langevin.studies.collect import BEST, TUNED, collect, data_facts, run_folder, trial_folder, tuned
 from langevin.studies.display import Display
 from langevin.studies.measuring import EVALUATED, was_shared
 from langevin.studies.plan import TUNING_SEED, Plan, begun, settle
 from langevin.studies.report import write_report
-from langevin.studies.sharing import Share, share, worth_compiling
-from langevin.studies.work import Job, finished, read_json, tidied, work, write_json
+from langevin.studies.sharing import divide, spelled_out
+from langevin.studies.work import Job, finished, recorded, tidied, work
 from langevin.studies.workers import Began, Ended, Tick, Workers
-from langevin.training.start import pick_device, resolved
+from langevin.tasks import TASKS
+from langevin.training.signals import heeding_signals
 
 On = Literal["local", "ray"]
 
@@ -61,32 +56,33 @@ def compare(
     """
     device = pick_device(plan.settings.device)
     plan = replace(plan, settings=replace(plan.settings, device=device))
-    corpus = prepare(plan.settings.data, tokenizer=plan.settings.tokenizer, progress=not quiet)
+    data = TASKS.parse(plan.settings.task).prepare(plan.settings, progress=not quiet)
     if plan.equalise:
-        plan = terms.equalised(plan, corpus.vocab_size)
-    sizes = terms.sizes(plan, corpus.vocab_size)
-    plan = spelled_out(plan, sizes, corpus.vocab_size, device, begun(folder))
+        plan = terms.equalised(plan, data)
+    sizes = terms.sizes(plan, data)
+    plan = spelled_out(plan, sizes, device, begun(folder))
     display = Display(quiet)
     for sentence in terms.unequal(sizes):
         hint = "" if plan.equalise else "; --equalise makes them equal"
         display.say(sentence + hint, style="yellow")
-    divided = divide(plan, sizes, corpus.vocab_size, device, workers)
+    workers = divide(plan, sizes, device, workers)
     if on == "ray" and device != "cpu":
-        divided = Share()  # each has a GPU to itself
-    at_once = min(divided.at_once, len(plan.arms) * len(plan.seeds))
+        workers = 1  # each has a GPU to itself
+    at_once = max(1, min(workers, len(plan.arms) * len(plan.seeds)))
+    shared = at_once > 1 and device != "cpu"
     about = {
-        "data": data_facts(corpus.manifest, plan.settings.data),
+        "data": data_facts(data.manifest, plan.settings.data),
         "commands": [plan.command()],
         "workers": at_once,
         "added": [],
     }
-    with _alone(folder):
+    with Lock(folder):
         about = settle(plan, folder, about)
-        if divided.shared:
+        if shared:
             display.say(f"up to {at_once} runs at a time share the GPU")
-        with _interruptible(), crew(divided, plan, device, on, hired) as chosen:
+        with heeding_signals(_interrupt), crew(workers, plan, device, on, hired) as chosen:
             try:
-                _make(plan, folder, chosen, display)
+                _make(plan, folder, shared, chosen, display)
             finally:
                 display.stop()
         results = collect(plan, folder, about, sizes)
@@ -95,7 +91,7 @@ def compare(
     return results
 
 
-def _make(plan: Plan, folder: Path, crew: Crew, display: Display) -> None:
+def _make(plan: Plan, folder: Path, shared: bool, crew: Crew, display: Display) -> None:
     """Every job of the plan that is not done yet, in parts; each needs the one before."""
 
     def carry_out(name: str, jobs: list[Job]) -> None:
@@ -111,7 +107,7 @@ def _make(plan: Plan, folder: Path, crew: Crew, display: Display) -> None:
             carry_out("tuning", trial_jobs(plan, folder))
             write_json(folder / TUNED, tuned(plan, folder)[1])
         plan, _ = tuned(plan, folder)
-    jobs = run_jobs(plan, folder)
+    jobs = run_jobs(plan, folder, shared)
     carry_out("comparing", jobs)
     if plan.settings.keep_evaluated:
         carry_out("matching", matching_jobs(plan, jobs))
@@ -134,8 +130,8 @@ def trial_jobs(plan: Plan, folder: Path) -> list[Job]:
     ]
 
 
-def run_jobs(plan: Plan, folder: Path) -> list[Job]:
-    """Seed by seed, so that what is finished is always nearly paired."""
+def run_jobs(plan: Plan, folder: Path, shared: bool = False) -> list[Job]:
+    """Seed by seed, so that what is finished is always nearly paired; shared: several on one GPU."""
     return [
         Job(
             f"{arm.name} seed {seed}",
@@ -143,6 +139,7 @@ def run_jobs(plan: Plan, folder: Path) -> list[Job]:
             plan.config(arm, seed),
             plan.test_tokens,
             plan.threads,
+            shared=shared,
         )
         for seed in plan.seeds
         for arm in plan.arms
@@ -152,7 +149,7 @@ def run_jobs(plan: Plan, folder: Path) -> list[Job]:
 def matching_jobs(plan: Plan, jobs: list[Job]) -> list[Job]:
     """The finished runs at the loss they all reached, by the models they kept on the way."""
     done = [job for job in jobs if finished(job)]
-    records = [read_json(job.record) for job in done]
+    records = [recorded(job.record, BEST) for job in done]
     loss = max((record["best"]["valid_loss"] for record in records if record), default=None)
     if loss is None or len(plan.arms) < 2:
         return []
@@ -176,55 +173,21 @@ def timing_jobs(jobs: list[Job]) -> list[Job]:
     return found
 
 
-def spelled_out(
-    plan: Plan, sizes: dict[str, terms.Size], vocab_size: int, device: str, before: dict[str, Any] | None
-) -> Plan:
-    """The plan with what `auto` means here; on a GPU, compiled as far as the runs are worth it, or as they
-    were before, where seeds are added."""
-    settings = plan.settings
-    if settings.compile == "auto" and before is not None and isinstance(before.get("settings"), dict):
-        settings = replace(settings, compile=before["settings"].get("compile", "auto"))
-    if settings.compile == "auto" and device.startswith("cuda") and can_compile(device):
-        largest = max(size.flops_per_token for size in sizes.values())
-        settings = replace(settings, compile=worth_compiling(plan, largest, vocab_size))
-    return replace(plan, settings=resolved(settings, device))
-
-
-def divide(
-    plan: Plan, sizes: dict[str, terms.Size], vocab_size: int, device: str, workers: int | None
-) -> Share:
-    """How many runs are made at a time: one a core, or as many as share a GPU, unless the user says."""
-    if device == "cpu":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        most = max(1, min(cores // plan.threads, len(plan.arms) * len(plan.seeds)))
-        most = most if workers is None else workers
-        return Share(most, most)
-    if workers is not None and workers < 2:
-        return Share(workers)
-    largest = max(sizes.values(), key=lambda size: size.parameters)
-    memory = torch.cuda.get_device_properties(device).total_memory
-    found = share(plan, largest.flops_per_token, largest.parameters, vocab_size, memory)
-    if workers is None:
-        return found
-    one_trains = found.runs > 1 and not found.by_arm
-    return replace(found, workers=workers, trainers=1 if one_trains else workers, shared=True)
-
-
 @contextmanager
-def crew(divided: Share, plan: Plan, device: str, on: On, hired: Workers | None = None) -> Iterator[Crew]:
+def crew(workers: int, plan: Plan, device: str, on: On, hired: Workers | None) -> Iterator[Crew]:
     """Who makes the runs: processes here, this process, or a Ray cluster."""
     if on == "ray":
         from langevin.studies.cluster import Cluster
 
         with Cluster(plan.threads, device != "cpu") as cluster:
             yield cluster
-    elif divided.workers == 0:
+    elif workers == 0:
         yield Here()
     elif hired is not None:
-        hired.share = divided
+        hired.count = workers
         yield hired
     else:
-        with Workers(divided, plan.threads) as crew:
+        with Workers(workers, plan.threads) as crew:
             yield crew
 
 
@@ -242,36 +205,6 @@ class Here:
             tick()
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two comparisons in one folder would write over each other."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UsageError(
-            f"another comparison is running in {folder}", "Wait for it, or choose another --out."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
+def _interrupt(number: int) -> None:
     """SIGTERM is as good as an interruption from the keyboard."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    raise KeyboardInterrupt

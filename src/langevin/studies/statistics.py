@@ -194,9 +194,9 @@ def cost_of(arm: dict[str, Any], name: str) -> float | None:
     return interval(value for value in found if value is not None).mean
 
 
-def summarise(arm: dict[str, Any], metrics: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """An arm's `summary`: each measured metric's mean and interval over seeds, at the best checkpoint."""
-    found = {name: interval(by_seed(arm, name).values()) for name in metrics}
+def summarise(arm: dict[str, Any], metrics: Iterable[str], at: str = "best") -> dict[str, dict[str, Any]]:
+    """Each measured metric's mean and interval over an arm's seeds, at the best or the matched loss."""
+    found = {name: interval(by_seed(arm, name, at).values()) for name in metrics}
     return {name: asdict(summary) for name, summary in found.items() if summary.n}
 
 
@@ -226,13 +226,14 @@ def compare_arms(results: dict[str, Any]) -> list[dict[str, Any]]:
                         "at": at,
                         **asdict(pair),
                         "p_adjusted": None if pair.p is None else next(adjusted),
-                        "verdict": _judge(pair, metric["better"]),
+                        "verdict": judge(pair, metric["better"]),
                     }
                 )
     return rows
 
 
-def _judge(pair: Paired, better: str) -> str:
+def judge(pair: Paired, better: str) -> str:
+    """Whether a difference is one, and for better or worse."""
     if pair.pairs < LEAST_PAIRS or pair.p is None or pair.low is None or pair.high is None:
         return "too few seeds"
     if pair.p > ERROR_RATE or pair.low <= 0 <= pair.high:

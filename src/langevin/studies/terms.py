@@ -9,29 +9,30 @@ import torch
 
 from langevin.errors import UsageError
 from langevin.evaluation.cost import parameter_count
-from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.cost import flops_of
+from langevin.settings import TrainConfig
 from langevin.studies.controls import TOLERANCE
 from langevin.studies.plan import Arm, Plan
-from langevin.training.config import TrainConfig
-from langevin.training.start import model_config
+from langevin.training.start import build
 
 
 @dataclass(frozen=True)
 class Size:
     parameters: int
     flops_per_token: float
+    vocabulary: int
 
 
-def size(config: TrainConfig, vocab_size: int) -> Size:
+def size(config: TrainConfig, data: Any) -> Size:
     """Of the model of a config, which is not built in memory."""
     with torch.device("meta"):
-        model = LangevinForCausalLM(model_config(config, vocab_size, eos=0))
-    return Size(parameter_count(model), flops_of(model, config.context))
+        model = build(config, data)
+    vocabulary = getattr(model.config, "vocab_size", 0)
+    return Size(parameter_count(model), flops_of(model, config.context), vocabulary)
 
 
-def sizes(plan: Plan, vocab_size: int) -> dict[str, Size]:
-    return {arm.name: size(plan.config(arm, plan.seeds[0]), vocab_size) for arm in plan.arms}
+def sizes(plan: Plan, data: Any) -> dict[str, Size]:
+    return {arm.name: size(plan.config(arm, plan.seeds[0]), data) for arm in plan.arms}
 
 
 def unequal(counts: dict[str, Size]) -> list[str]:
@@ -46,19 +47,19 @@ def unequal(counts: dict[str, Size]) -> list[str]:
     ]
 
 
-def equalised(plan: Plan, vocab_size: int) -> Plan:
+def equalised(plan: Plan, data: Any) -> Plan:
     """The plan with arms whose parameters match the first arm's, by the width of their MLPs.
 
     Where no MLP is narrow enough, by the width of the model. An arm within 1 % stays as it is.
     """
     first, *others = plan.arms
-    target = size(plan.config(first, plan.seeds[0]), vocab_size).parameters
-    return replace(plan, arms=(first, *(_matched(plan, arm, vocab_size, target) for arm in others)))
+    target = size(plan.config(first, plan.seeds[0]), data).parameters
+    return replace(plan, arms=(first, *(_matched(plan, arm, data, target) for arm in others)))
 
 
-def _matched(plan: Plan, arm: Arm, vocab_size: int, target: int) -> Arm:
+def _matched(plan: Plan, arm: Arm, data: Any, target: int) -> Arm:
     def count(**changes: Any) -> int:
-        return size(plan.config(arm, plan.seeds[0], **changes), vocab_size).parameters
+        return size(plan.config(arm, plan.seeds[0], **changes), data).parameters
 
     if abs(count() / target - 1) <= TOLERANCE:
         return arm

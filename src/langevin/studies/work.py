@@ -6,16 +6,15 @@ rest is done anew, and `done.json` is written last and in one move. A run that h
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from langevin.errors import UsageError
+from langevin.errors import UsageError, one_line
+from langevin.runs.files import read_json, write_json
+from langevin.settings import TrainConfig
 from langevin.studies.measuring import SHARED, best_of, measured, measured_at, was_shared
-from langevin.training.config import TrainConfig
 
 ALONE = "alone.json"  # of an arm: what it costs to train with the device to itself
 DECODING = "decoding.json"  # of a comparison: what a token costs each arm
@@ -37,7 +36,6 @@ class Job:
     timing: bool = False
     decoding: tuple[Path, ...] = ()  # a run of every arm
     shared: bool = False  # with other runs on its GPU
-    trained: bool = False  # already: only the measuring is left
 
     @property
     def alone(self) -> bool:
@@ -48,10 +46,6 @@ class Job:
     def later(self) -> bool:
         """Whether it is about a run that is finished."""
         return self.alone or self.at_loss is not None
-
-    @property
-    def trains(self) -> bool:
-        return not self.later and not self.trained
 
     @property
     def record(self) -> Path:
@@ -70,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    status: Literal["began", "trained", "done", "failed", "stopped"]
+    status: Literal["done", "failed", "stopped"]
     valid_loss: float | None = None
     error: str | None = None
 
@@ -79,39 +73,19 @@ def work(job: Job) -> Outcome:
     """Make one run, or go on with it; what happened. `tidied` is for afterwards."""
     import torch
 
-    from langevin.runs import quiet_transformers
-
-    quiet_transformers()
     if finished(job):
         return Outcome("done")
     threads = torch.get_num_threads()
     torch.set_num_threads(job.threads)
     try:
-        if job.at_loss is not None:
-            return _matched(job, job.at_loss)
-        if job.decoding:
-            return _decoded(job)
-        if job.timing:
-            return _timed(job)
-        return conclude(job) if job.trained else _made(job)
+        if not job.later:
+            return _made(job)
+        write_json(job.record, _more(job))
+        return Outcome("done")
     except Exception as error:  # whatever it is, it is this run's own affair
         return fail(job, one_line(error))
     finally:
         torch.set_num_threads(threads)
-
-
-def started(job: Job) -> tuple[Any, Any]:
-    """The trainer and the progress of a run that begins or goes on."""
-    from langevin.runs import quiet_transformers
-    from langevin.training.start import prepared
-
-    quiet_transformers()
-    (job.folder / "failed.json").unlink(missing_ok=True)
-    _drop_torn(job.folder)
-    trainer, progress = prepared(job.config, job.folder, resume=True, quiet=True)
-    if job.shared:
-        (job.folder / SHARED).touch()
-    return trainer, progress
 
 
 def tidied(job: Job) -> None:
@@ -136,12 +110,16 @@ def forget() -> None:
 
 
 def _made(job: Job) -> Outcome:
+    from langevin.environment import pick_device
     from langevin.evaluation import cost
-    from langevin.training.start import pick_device
+    from langevin.training.start import prepared
 
-    device = pick_device(job.config.device)
-    peak = cost.PeakMemory(device)
-    trainer, progress = started(job)
+    (job.folder / "failed.json").unlink(missing_ok=True)
+    _drop_torn(job.folder)
+    peak = cost.PeakMemory(pick_device(job.config.device))
+    trainer, progress = prepared(job.config, job.folder, resume=True, quiet=True)
+    if job.shared:
+        (job.folder / SHARED).touch()
     begun_at = trainer.state.step
     trainer.run(progress)
     stopped = trainer.stopped_by is not None
@@ -151,10 +129,10 @@ def _made(job: Job) -> Outcome:
     return Outcome("stopped") if stopped else conclude(job, used)
 
 
-def conclude(job: Job, peak_memory: int | None = None) -> Outcome:
+def conclude(job: Job, peak_memory: int | None) -> Outcome:
     """What follows the training of a run: measure it, and write that it is done."""
+    from langevin.environment import pick_device
     from langevin.runs import load
-    from langevin.training.start import pick_device
 
     run = load(job.folder)
     record: dict[str, Any] = {"seed": job.config.seed, "best": best_of(run)}
@@ -166,43 +144,28 @@ def conclude(job: Job, peak_memory: int | None = None) -> Outcome:
     return Outcome("done", record["best"]["valid_loss"])
 
 
-def _matched(job: Job, loss: float) -> Outcome:
-    from langevin.runs import load
-    from langevin.training.start import pick_device
-
-    values = measured_at(load(job.folder), loss, pick_device(job.config.device), job.test_tokens)
-    write_json(job.record, {"loss": loss, "values": values})
-    return Outcome("done")
-
-
-def _timed(job: Job) -> Outcome:
-    from langevin.bench_training import alone
-    from langevin.data import prepare
-    from langevin.training.start import pick_device
-
-    config = job.config
-    corpus = prepare(config.data, tokenizer=config.tokenizer, progress=False)
-    tokens = len(corpus.tokens("train"))
-    tokens = min(tokens, config.train_tokens or tokens)
-    write_json(job.record, alone(config, corpus.vocab_size, tokens, pick_device(config.device)))
-    return Outcome("done")
-
-
-def _decoded(job: Job) -> Outcome:
+def _more(job: Job) -> dict[str, Any]:
+    """What is wanted about finished runs."""
+    from langevin.bench.training import alone
+    from langevin.environment import pick_device
     from langevin.evaluation.cost import decode_ms_in_turns
     from langevin.runs import load
-    from langevin.training.start import pick_device
+    from langevin.tasks import TASKS
 
     device = pick_device(job.config.device)
-    models = {folder.parent.name: load(folder).model.to(device) for folder in job.decoding}
-    write_json(job.record, decode_ms_in_turns(models, job.config.context))
-    return Outcome("done")
+    if job.decoding:
+        models = {folder.parent.name: load(folder).model.to(device) for folder in job.decoding}
+        return decode_ms_in_turns(models, job.config.context)
+    if job.at_loss is not None:
+        values = measured_at(load(job.folder), job.at_loss, device, job.test_tokens)
+        return {"loss": job.at_loss, "values": values}
+    return alone(job.config, TASKS.parse(job.config.task).prepare(job.config), device)
 
 
 def finished(job: Job) -> bool:
     """Whether the record of the job is there; at a matched loss, of that very loss; of decoding, with all
     arms."""
-    record = read_json(job.record)
+    record = recorded(job.record)
     if record is None:
         return False
     if job.decoding:
@@ -219,32 +182,9 @@ def fail(job: Job, error: str) -> Outcome:
     return Outcome("failed", error=error)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A record, or None where there is none."""
-    try:
-        value = json.loads(path.read_text())
-        if not isinstance(value, dict):
-            raise ValueError("it is not a table")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "Delete it, and start again.") from error
-    return value
-
-
-def write_json(path: Path, value: Any) -> None:
-    """In one move: the file is whole or not there."""
-    temporary = path.with_name(f".{path.name}.writing")
-    with open(temporary, "w") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def one_line(error: BaseException) -> str:
-    cause = getattr(error, "cause", None) or f"{type(error).__name__}: {error}"
-    return " ".join(str(cause).split())[:500]
+def recorded(path: Path, shape: Any = dict) -> Any:
+    """What a record holds, of a shape as in `files.misfit`; None where there is none."""
+    return read_json(path, shape, "Delete it, and start again.", optional=True)
 
 
 def _drop_torn(folder: Path) -> None:

@@ -2,185 +2,219 @@
 
 A checkpoint is a folder `step-N`: tensors in safetensors files (never a pickle), `state.json`, and last of
 all `manifest.json` with the size and hash of every file. It is written beside its place, flushed to the
-disk and renamed, so an interruption at any moment leaves the checkpoints before it untouched.
+disk and renamed, so an interruption at any moment leaves the checkpoints before it untouched. Tensors are
+gathered, written and read one at a time. Only folders with exactly such a name are ever read or deleted.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
+import math
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from langevin.errors import WorkError
-from langevin.training.parallel import World, like, whole
+from langevin.errors import UsageError, WorkError
+from langevin.runs.files import read_json, remove, sha256, write_folder
+from langevin.training.parallel import World, fill, whole
+
+Held = Mapping[str, Mapping[str, Tensor]]  # tensors by the file they are in and their name there
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
-def save(
-    folder: Path,
-    step: int,
-    model: nn.Module,
-    optimizers: list[torch.optim.Optimizer],
-    state: dict[str, Any],
-    average: dict[str, Tensor] | None = None,
-    *,
-    world: World | None = None,
-) -> Path:
+@dataclass
+class State:
+    """What a run remembers besides tensors."""
+
+    step: int = 0
+    total: int = 0
+    best_loss: float = math.inf
+    best_step: int | None = None
+    bad_steps: int = 0  # skipped in all
+    seconds: float = 0.0  # with evaluations, over all sessions
+    looks: int = 0  # evaluations in the run, where eval_every does not say
+    looked_at: int = 0  # validation batches in each
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters, each once, and the buffers that are saved with them."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = {name: x for name, x in model.state_dict().items() if name not in parameters}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+def save(folder: Path, state: State, tensors: Held, world: World) -> Path:
     """Write `folder/step-N`; a full disk keeps what was there. Of several processes the first writes, and
     all must ask, as they hold the tensors together."""
-    world = world or World()
-    target = folder / f"step-{step}"
-    temporary = folder / f".step-{step}.writing"
-    files = {"weights": _own(dict(model.named_parameters()))}
     streams = enumerate(world.every(random_state()))
-    files["random"] = {f"{name}-{rank}": x for rank, held in streams for name, x in held.items()}
-    for i, optimizer in enumerate(optimizers):
-        files[f"optimizer-{i}"], state[f"optimizer-{i}"] = _flattened(optimizer)
-    if average is not None:
-        files["average"] = _own(average)
-    if not world.first:
-        return target
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        for name, tensors in files.items():
-            save_file(tensors, temporary / f"{name}.safetensors")
-        (temporary / "state.json").write_text(json.dumps({**state, "step": step}))
-        _seal(temporary)
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(temporary, target)
-        _flush(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise WorkError(
-            f"the checkpoint of step {step} could not be written: {error}",
-            "Free some space and go on with --resume auto: the checkpoint before it is whole.",
-        ) from error
+    random = {f"{name}-{rank}": x for rank, held in streams for name, x in held.items()}
+    target, files = folder / f"step-{state.step}", {**tensors, "random": random}
+
+    def fill(place: Path) -> None:
+        for name, some in files.items():
+            write_tensors(place / f"{name}.safetensors", some)
+        (place / "state.json").write_text(json.dumps(asdict(state)))
+        _seal(place)
+
+    if world.first:
+        write_folder(target, fill)
+    else:
+        for some in files.values():
+            write_tensors(None, some)
     return target
 
 
-def load(
-    path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], rank: int = 0
-) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
-    """Put a checkpoint back into model, optimisers and the random streams; its state and average.
+def write_tensors(path: Path | None, tensors: Mapping[str, Tensor]) -> None:
+    """A safetensors file, one tensor gathered and written at a time; None takes part in the gathering.
+
+    The format: eight bytes with the length of a JSON header, the header, the tensors one after the other.
+    """
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {}
+    end = 0
+    for name in order:
+        x, begin = tensors[name], end
+        end += x.numel() * x.element_size()
+        header[name] = {"dtype": DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") if path is not None else nullcontext() as file:
+        if file is not None:
+            file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            x = whole(tensors[name].detach())
+            if file is not None:
+                file.write(x.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+
+
+def load(path: Path, tensors: Held, rank: int = 0) -> State:
+    """Put a checkpoint back into its tensors and the random streams; its state.
 
     A process that was not there when it was written goes on with random numbers of its own.
     """
-    state = json.loads((path / "state.json").read_text())
-    weights = load_file(path / "weights.safetensors")
-    own = dict(model.named_parameters())
-    if weights.keys() != own.keys():
-        odd = sorted(weights.keys() ^ own.keys())[0]
-        raise WorkError(f"{path} holds another model: {odd} is on one side only")
-    with torch.no_grad():
-        for name, p in own.items():
-            p.copy_(like(weights[name], p))
-    for i, optimizer in enumerate(optimizers):
-        tensors = load_file(path / f"optimizer-{i}.safetensors")
-        _restore(optimizer, tensors, state.pop(f"optimizer-{i}"))
-    random = load_file(path / "random.safetensors")
-    held = {name.removesuffix(f"-{rank}"): x for name, x in random.items() if name.endswith(f"-{rank}")}
-    if held:
-        set_random_state(held)
-    averaged = path / "average.safetensors"
-    return state, load_file(averaged) if averaged.exists() else None
+    problem = misfit(path, tensors)
+    if problem is not None:
+        raise WorkError(f"refused checkpoint {path.name}: {problem}")
+    for file, some in tensors.items():
+        with safe_open(path / f"{file}.safetensors", "pt") as stored:
+            for name, x in some.items():
+                fill(x, stored.get_slice(name))
+    streams = load_file(path / "random.safetensors")
+    own = {name.removesuffix(f"-{rank}"): x for name, x in streams.items() if name.endswith(f"-{rank}")}
+    if own:
+        set_random_state(own)
+    return State(**json.loads((path / "state.json").read_text()))
 
 
-def newest(folder: Path, refused: list[str] | None = None) -> Path | None:
-    """The last whole checkpoint; the names of damaged ones are added to `refused`."""
-    found = sorted(folder.glob("step-*"), key=_step_of, reverse=True)
-    for path in found:
-        problem = damage(path)
+def newest(folder: Path, tensors: Held | None = None, refused: list[str] | None = None) -> Path | None:
+    """The last whole checkpoint, of such tensors where they are given; None where there is no checkpoint.
+
+    What is wrong with those that are refused is added to `refused`; where all are, that is an error: to
+    start anew would delete them.
+    """
+    refused = [] if refused is None else refused
+    for path in reversed(found(folder)):
+        problem = damage(path) or (None if tensors is None else misfit(path, tensors))
         if problem is None:
             return path
-        if refused is not None:
-            refused.append(f"{path.name}: {problem}")
+        refused.append(f"{path.name}: {problem}")
+    if refused:
+        raise WorkError(
+            f"refused checkpoint {refused[0]}, and none before it can be used",
+            f"Train anew into another --out, or delete {folder} to start this run from its beginning.",
+        )
     return None
 
 
+def found(folder: Path) -> list[Path]:
+    """The checkpoints in a folder by their steps, whole or not; copies under other names are not."""
+    every = [path for path in folder.glob("step-*") if re.fullmatch("step-(0|[1-9][0-9]*)", path.name)]
+    return sorted((path for path in every if path.is_dir()), key=step_of)
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def remedy(run: Path, advice: str) -> str:
+    """What to do about a run that failed; where it has a checkpoint, that is told."""
+    last = found(run / "checkpoints")[-1:]
+    return f"{advice} The checkpoint of step {step_of(last[0])} is whole." if last else advice
+
+
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+    """What is wrong with the files of a checkpoint, or None."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-    except (OSError, ValueError):
-        return "it has no manifest"
+        manifest = read_json(path / "manifest.json", {str: {"size": int, "sha256": str}})
+    except UsageError as error:
+        return error.cause
+    if not {"weights.safetensors", "state.json"} <= manifest.keys():
+        return "its manifest does not list its files"
     for name, expected in manifest.items():
-        file = path / name
+        file = path / Path(name).name
         if not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != expected["size"]:
             return f"{name} has {file.stat().st_size} bytes, not {expected['size']}"
-        if _hash(file) != expected["sha256"]:
+        if sha256(file) != expected["sha256"]:
             return f"{name} was changed"
+    return None
+
+
+def misfit(path: Path, tensors: Held) -> str | None:
+    """Where a checkpoint is not one of exactly such tensors, or None."""
+    try:
+        state = read_json(path / "state.json", {str: (float, type(None))})
+    except UsageError as error:
+        return error.cause
+    odd = sorted({f.name for f in fields(State)} ^ state.keys())
+    if odd:
+        return f"state.json has or lacks {', '.join(odd)}, unlike this version's"
+    if state["step"] != step_of(path):
+        return f"it was made at step {state['step']}"
+    for file, some in {**tensors, "random": {"cpu-0": torch.get_rng_state()}}.items():
+        wanted = {name: (DTYPES[x.dtype], list(x.shape)) for name, x in some.items()}
+        try:
+            with safe_open(path / f"{file}.safetensors", "pt") as stored:
+                slices = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118  (no dict)
+                there = {name: (x.get_dtype(), x.get_shape()) for name, x in slices.items()}
+        except (OSError, SafetensorError) as error:
+            return f"{file}.safetensors cannot be read: {error}"
+        for name in wanted if file == "random" else sorted(wanted.keys() | there.keys()):
+            if there.get(name) != wanted.get(name):
+                return f"{name} in {file}.safetensors is {there.get(name)}, not {wanted.get(name)}"
     return None
 
 
 def prune(folder: Path, keep: int, best: int | None, step: int) -> None:
     """Delete all but the newest `keep` checkpoints up to a step, and the best; what lies beyond that step
     was refused when the run went on, and goes too."""
-    found = sorted(folder.glob("step-*"), key=_step_of)
-    for path in found:
-        if _step_of(path) > step:
+    here = found(folder)
+    kept = [path for path in here if step_of(path) <= step][-keep:]
+    for path in here:
+        if path not in kept and path.name != f"step-{best}":
             shutil.rmtree(path)
-    for path in [path for path in found if _step_of(path) <= step][:-keep]:
-        if path.name != f"step-{best}":
-            shutil.rmtree(path)
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.partition("-")[2])
-
-
-def replace_folder(target: Path, fill: Callable[[Path], None]) -> None:
-    """Make a folder anew and put it in the place of the old one."""
-    fresh, old = target.with_name(f".{target.name}.writing"), target.with_name(f".{target.name}.old")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fill(fresh)
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        os.replace(target, old)
-    os.replace(fresh, target)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _own(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: whole(x.detach()).contiguous().cpu() for name, x in tensors.items()}
-
-
-def _flattened(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    tensors: dict[str, Tensor] = {}
-    numbers: dict[str, Any] = {}
-    for index, entries in optimizer.state_dict()["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}.{key}"] = whole(value.detach()).contiguous().cpu()
-            else:
-                numbers[f"{index}.{key}"] = value
-    return tensors, numbers
-
-
-def _restore(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state: dict[int, dict[str, Any]] = {}
-    for name, value in {**tensors, **numbers}.items():
-        index, _, key = name.partition(".")
-        p = parameters[int(index)]
-        if isinstance(value, Tensor) and value.shape == p.shape:
-            value = like(value, p)
-        state.setdefault(int(index), {})[key] = value
-    complete = optimizer.state_dict()
-    complete["state"] = state
-    optimizer.load_state_dict(complete)
+    for path in folder.glob(".step-*"):  # what was interrupted
+        remove(path)
 
 
 def random_state() -> dict[str, Tensor]:
@@ -197,23 +231,6 @@ def set_random_state(state: dict[str, Tensor]) -> None:
 
 
 def _seal(folder: Path) -> None:
-    """Hash every file, flush them to the disk, and write the manifest last."""
-    manifest = {p.name: {"size": p.stat().st_size, "sha256": _hash(p)} for p in sorted(folder.iterdir())}
-    for p in folder.iterdir():
-        _flush(p)
+    """Write the manifest, of what is there."""
+    manifest = {p.name: {"size": p.stat().st_size, "sha256": sha256(p)} for p in sorted(folder.iterdir())}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    _flush(folder / "manifest.json")
-    _flush(folder)
-
-
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

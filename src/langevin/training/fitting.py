@@ -1,4 +1,5 @@
-"""How many parts a step takes and how many steps a budget has, found by trying on the device itself."""
+"""How many parts a step takes, how many steps a budget has and how much of it evaluations take, found by
+trying on the device itself."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from langevin.data.feed import chunks
 from langevin.errors import WorkError
 from langevin.training.checkpoint import random_state, set_random_state
 
@@ -17,25 +19,65 @@ if TYPE_CHECKING:
     from langevin.training.loop import Trainer
 
 LOOKS = 10  # evaluations in a run, unless eval_every says otherwise
+LEAST = 3  # evaluations in a run of a few minutes
+SHARE = 0.05  # of a budget in minutes that evaluations take
+AGAIN = 5.0  # seconds between two estimates of the pace
+SETTLED = 5  # steps before the first: those before may compile
 
 
 def budget(trainer: Trainer) -> int:
     """Steps the budget allows; minutes are turned into steps by timing a few first."""
     config = trainer.config
-    a_step = config.batch * config.context
     if config.steps is not None:
         return config.steps
     if config.minutes is None:
-        return max(1, math.ceil((config.tokens or 10_000_000) / a_step))
-    a_look = min(config.eval_tokens, len(trainer.feed.valid)) / a_step / 3
-    return max(20, int(config.minutes * 60 / seconds_a_step(trainer) - LOOKS * a_look))
+        return max(1, math.ceil((config.tokens or 10_000_000) / trainer.a_step))
+    return max(1, int((1 - SHARE) * config.minutes * 60 / seconds_a_step(trainer)))
 
 
-def within(trainer: Trainer, minutes: float) -> int:
-    """The steps that fit into the minutes, by the pace so far: a machine may slow down."""
-    state = trainer.state
-    left = minutes * 60 - state.seconds
-    return max(state.step, int(state.step + left * state.step / state.seconds))
+class Pace:
+    """The steps that fit into so many minutes, by the pace of the last few seconds, which may change."""
+
+    def __init__(self, minutes: float, first: int) -> None:
+        self.seconds, self.first = minutes * 60, first
+        self.since: tuple[int, float] | None = None  # step and seconds of training when it was last told
+
+    def total(self, step: int, spent: float, trained: float) -> int | None:
+        """Told every step: the seconds spent of the budget, and those of training; None: too early."""
+        if spent >= self.seconds:
+            return step
+        if self.since is None:
+            self.since = (step, trained) if step >= self.first + SETTLED else None
+            return None
+        steps, seconds = step - self.since[0], trained - self.since[1]
+        if seconds < AGAIN:
+            return None
+        self.since = (step, trained)
+        return max(step, int(step + (1 - SHARE) * (self.seconds - spent) * steps / seconds))
+
+
+def looks_of(trainer: Trainer) -> tuple[int, int]:
+    """How many evaluations there are, and at how many of the validation batches each looks."""
+    config, batches = trainer.config, trainer.feed.held_out
+    if config.minutes is None or config.eval_every is not None:
+        return LOOKS, len(batches)
+    times = []
+    trainer.model.eval()
+    with torch.no_grad():
+        for _ in range(2):  # the first one warms up
+            begin = time.perf_counter()
+            float(trainer.loss(batches[0])[0])
+            times.append(time.perf_counter() - begin)
+    trainer.model.train()
+    return looks_within(config.minutes * 60, times[-1], len(batches))
+
+
+def looks_within(seconds: float, a_batch: float, batches: int) -> tuple[int, int]:
+    """The looks, and the batches of each, that take a SHARE of the time: ten looks at all batches; where
+    that is too much fewer looks, down to three; where these are, fewer batches."""
+    room = SHARE * seconds / a_batch
+    looks = min(LOOKS, max(LEAST, int(room / batches)))
+    return looks, max(1, min(batches, int(room / looks)))
 
 
 def seconds_a_step(trainer: Trainer) -> float:
@@ -52,17 +94,13 @@ def seconds_a_step(trainer: Trainer) -> float:
 
 def fitting_parts(trainer: Trainer) -> int:
     """As few parts a step as fit into the memory of the device."""
-    rows = len(trainer.feed.starts)
+    rows = trainer.feed.rows
     if trainer.config.accumulate is not None or not trainer.on_gpu or trainer.world.size > 1:
         return min(rows, trainer.config.accumulate or 1)
-    fresh = not any(optimizer.state for optimizer in trainer.update.optimizers)
 
     def fits(parts: int) -> bool:
         try:
-            # Room for the moments, where they are not there yet.
-            held = [torch.empty_like(p) for p in trainer.model.parameters() for _ in range(2 * fresh)]
             _try(trainer, parts)
-            del held
         except torch.OutOfMemoryError:
             trainer.update.forget_gradients()
             torch.cuda.empty_cache()
@@ -78,7 +116,7 @@ def _try(trainer: Trainer, parts: int) -> None:
     """A backward pass that leaves no trace, finished when this returns."""
     random = random_state()
     trainer.feed.put(0)
-    trainer.backward(trainer.feed.batch().chunk(parts)[0])
+    trainer.backward(chunks(trainer.feed.batch(), parts)[0])
     gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
     float(nn.utils.get_total_norm(gradients))
     trainer.update.forget_gradients()

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from langevin.data import Corpus
+from langevin.data.feed import chunks
 from langevin.errors import UsageError, WorkError
 from langevin.models.cost import flops_of
-from langevin.objectives import ar
+from langevin.objectives import OBJECTIVES, Batch, Objective
+from langevin.settings import TrainConfig
+from langevin.tasks import TASKS
 from langevin.training import checkpoint, parallel
-from langevin.training.config import TrainConfig
-from langevin.training.feed import Feed
-from langevin.training.fitting import LOOKS, budget, fitting_parts, within
+from langevin.training.checkpoint import State
+from langevin.training.fitting import Pace, budget, fitting_parts, looks_of
 from langevin.training.graphs import Replayed
 from langevin.training.optim import Update, factor, set_rate
 from langevin.training.parallel import World
@@ -42,28 +42,15 @@ AHEAD = 8  # steps the host may be ahead of a GPU
 WARM = 3  # steps before one is captured as a graph
 
 
-@dataclass
-class State:
-    """What a run remembers besides weights."""
-
-    step: int = 0
-    total: int = 0
-    best_loss: float = math.inf
-    best_step: int | None = None
-    bad_steps: int = 0  # skipped in all
-    bad_in_a_row: int = 0
-    loss_scale: float | None = None
-    good_steps: int = 0  # since the scale of the loss last changed
-    seconds: float = 0.0  # with evaluations, over all sessions
-
-
 class Trainer:
     """One run: a model, its data and where they stand."""
 
     def __init__(
-        self, config: TrainConfig, model: Any, corpus: Corpus, folder: Path, world: World | None = None
+        self, config: TrainConfig, model: Any, data: Any, folder: Path, world: World | None = None
     ) -> None:
-        self.config, self.model, self.corpus, self.folder = config, model, corpus, folder
+        self.config, self.model, self.data, self.folder = config, model, data, folder
+        self.task, self.objective = TASKS.parse(config.task), OBJECTIVES.parse(config.objective)
+        self.a_step = self.task.tokens_a_step(config)
         self.world = world or World()
         self.device = next(model.parameters()).device
         self.on_gpu = self.device.type == "cuda"
@@ -79,19 +66,19 @@ class Trainer:
         self.update = Update(model, config)
         if config.checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        objective = torch.compile(ar.loss, dynamic=False) if config.compile == "loss" else ar.loss
-        self.training_loss: Callable[[Tensor, int | None], Tensor]
+        objective = self.objective.with_compiled_loss() if config.compile == "loss" else self.objective
+        self.training_loss: Callable[[Batch], tuple[Tensor, Tensor | int]]
         self.training_loss = partial(self._loss, self.forward, objective)
         if config.compile == "on":
             self.training_loss = torch.compile(self.training_loss, dynamic=False)
-        self.feed = Feed(config, corpus, self.device, self.world)
+        self.feed = self.task.feed(data, config, self.device, self.world.share)
         self.lost = torch.zeros(2, device=self.device)  # sum and number of losses since they were read
         self.parts = 0
         own = self.stream if config.graphs and self.world.size == 1 else None
         forget = self.update.forget_gradients
         self.compute = Replayed(self._compute, own, after=WARM, what="steps", clear=forget)
         self.look: Replayed | None = None
-        self.looked = torch.zeros((), device=self.device)  # validation loss, summed over windows
+        self.looked = torch.zeros(2, device=self.device)  # validation loss, summed, and what it counts
         self.launched: deque[torch.cuda.Event] = deque()
         self.state = State()
         self.asked: int | None = None  # a signal that came
@@ -99,24 +86,30 @@ class Trainer:
 
     def run(self, progress: Progress) -> State:
         """Train to the end of the budget, or until a signal asks to stop."""
-        with heeding_signals(self.ask):
-            for _ in self.steps(progress):
-                pass
+        try:
+            with heeding_signals(self.ask):
+                for _ in self.steps(progress):
+                    pass
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(checkpoint.remedy(self.folder, "stopped at once.")) from error
         return self.state
 
     def steps(self, progress: Progress) -> Generator[None]:
         """Train, giving way after every step: several runs can take turns on one device."""
-        config = self.config
+        config, state = self.config, self.state
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._stream():
             self.parts = fitting_parts(self)
-            if not self.state.total:
-                self.state.total = int(self.world.agree(budget(self)))
-            every = config.eval_every or max(1, math.ceil(self.state.total / LOOKS))
-            progress.start(self.state, self)
+            if not state.total and config.steps != 0:
+                state.total = int(self.world.agree(budget(self)))
+            if not state.looks:
+                looks, batches = (int(self.world.agree(n)) for n in looks_of(self))
+                state.looks, state.looked_at = looks, state.looked_at or batches
+            del self.feed.held_out[state.looked_at :]
+            progress.start(state, self)
         try:
-            yield from self._train(progress, every)
+            yield from self._train(progress)
             with self._stream():
                 progress.last(self.state, self)
         finally:
@@ -124,8 +117,14 @@ class Trainer:
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
-    def _train(self, progress: Progress, every: int) -> Iterator[None]:
-        config, saved_at = self.config, time.monotonic()
+    def _train(self, progress: Progress) -> Iterator[None]:
+        saved_at, trained = time.monotonic(), 0.0
+        last = self.state.step - self.state.step % self._every()  # evaluation
+        pace = Pace(self.config.minutes, self.state.step) if self.config.minutes is not None else None
+        if not self.state.total:  # nothing to train: the model as it starts
+            with self._stream():
+                self._evaluate(progress)
+                self.save()
         while self.state.step < self.state.total and self.stopped_by is None:
             with self._stream():
                 begin = time.perf_counter()
@@ -133,16 +132,30 @@ class Trainer:
                 self.state.step += 1
                 self._heed()
                 progress.step(self.state, self)
-                looked = self.state.step % every == 0 or self.state.step == self.state.total
+                took = time.perf_counter() - begin
+                trained, self.state.seconds = trained + took, self.state.seconds + took
+                if pace is not None:
+                    self._estimate(pace, trained)
+                looked = self.state.step - last >= self._every() or self.state.step == self.state.total
                 if looked:
+                    last = self.state.step
                     self._evaluate(progress)
-                self.state.seconds += time.perf_counter() - begin
-                if config.minutes is not None and self.state.step % every == 0:
-                    self.state.total = int(self.world.agree(within(self, config.minutes)))
+                    self.state.seconds += time.perf_counter() - begin - took
                 if self._due(looked, saved_at):
                     self.save()
                     saved_at = time.monotonic()
             yield
+
+    def _every(self) -> int:
+        """Steps between evaluations; those of a budget in minutes change with it."""
+        return self.config.eval_every or max(1, math.ceil(self.state.total / self.state.looks))
+
+    def _estimate(self, pace: Pace, trained: float) -> None:
+        """The steps of a budget in minutes anew: alone at any step, among several when they next agree."""
+        state = self.state
+        total = pace.total(state.step, state.seconds, trained)
+        if self.world.size == 1 or state.step % AHEAD == 0:
+            state.total = int(self.world.agree(total or state.total))
 
     def _due(self, looked: bool, saved_at: float) -> bool:
         """Whether a checkpoint is to be written now."""
@@ -154,32 +167,18 @@ class Trainer:
 
     def save(self) -> None:
         self.read_counters()
-        kept = {name: value for name, value in asdict(self.state).items() if name != "step"}
-        folder, update = self.folder / "checkpoints", self.update
-        checkpoint.save(
-            folder,
-            self.state.step,
-            self.model,
-            update.optimizers,
-            kept,
-            update.average,
-            world=self.world,
-        )
+        folder = self.folder / "checkpoints"
+        checkpoint.save(folder, self.state, self.held(), self.world)
         if self.world.first:
             checkpoint.prune(folder, self.config.keep, self.state.best_step, self.state.step)
         self.world.wait()
 
     def resume(self, path: Path) -> None:
-        values, average = checkpoint.load(path, self.model, self.update.optimizers, self.world.rank)
-        self.state = State(**values)
-        self.update.skipped.copy_(torch.tensor([self.state.bad_steps, self.state.bad_in_a_row]))
-        if self.update.scale is not None and self.state.loss_scale is not None:
-            self.update.scale.fill_(self.state.loss_scale)
-            self.update.good.fill_(self.state.good_steps)
-        if average is not None and self.update.average is not None:
-            with torch.no_grad():
-                for name, x in self.update.average.items():
-                    x.copy_(parallel.like(average[name], x))
+        self.state = checkpoint.load(path, self.held(), self.world.rank)
+
+    def held(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint holds."""
+        return {"weights": checkpoint.weights(self.model), **self.update.tensors()}
 
     def _step(self, step: int) -> None:
         set_rate(self.update.optimizers, factor(step, self.state.total, self.config))
@@ -194,36 +193,38 @@ class Trainer:
         """Everything that a step does on the device."""
         self.update.forget_gradients()
         total = torch.zeros((), device=self.device)
-        chunks = self.feed.batch().chunk(self.parts)
-        for i, part in enumerate(chunks):
-            with parallel.gradients(self.forward, last=i + 1 == len(chunks)):
-                total += self.backward(part)
-        self.update()
-        finite = total.isfinite()
-        self.lost += torch.stack([torch.where(finite, total, 0.0), finite.float()])
+        counted: Tensor | int = 0
+        parts = chunks(self.feed.batch(), self.parts)
+        for i, part in enumerate(parts):
+            with parallel.gradients(self.forward, last=i + 1 == len(parts)):
+                summed, count = self.backward(part)
+            total, counted = total + summed, counted + count
+        counted = self.world.summed(counted)
+        # A plain count is what the gradients were divided by.
+        self.update(self.a_step / counted.clamp_min(1) if isinstance(counted, Tensor) else None)
+        loss = total / counted
+        finite = loss.isfinite()
+        self.lost += torch.stack([torch.where(finite, loss, 0.0), finite.float()])
 
-    def backward(self, part: Tensor) -> Tensor:
-        """Add the gradients of a part of a batch; its part of the loss."""
-        loss = self.loss(part, self.config.batch * self.config.context)
+    def backward(self, part: Batch) -> tuple[Tensor, Tensor | int]:
+        """Add the gradients of a part of a batch, divided by the tokens of a step; its summed loss, and how
+        much counts in it."""
+        summed, count = self.loss(part)
         scale = self.update.scale
-        spread = loss * self.world.size  # gradients are averaged over processes
+        spread = summed * (self.world.size / self.a_step)  # gradients are averaged over processes
         (spread if scale is None else spread * scale).backward()
-        return loss.detach()
+        return summed.detach(), count
 
-    def loss(self, tokens: Tensor, count: int | None = None) -> Tensor:
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor | int]:
         """Of training batches by the compiled model, of others by the plain one: a shape more to compile
         would cost more than it brings."""
         if self.model.training:
-            return self.training_loss(tokens, count)
-        return self._loss(self.model, ar.loss, tokens, count)
+            return self.training_loss(batch)
+        return self._loss(self.model, self.objective, batch)
 
-    def _loss(
-        self, model: Any, objective: Callable[..., Tensor], tokens: Tensor, count: int | None
-    ) -> Tensor:
-        inputs, targets = ar.shift(tokens)
+    def _loss(self, model: Any, objective: Objective, batch: Batch) -> tuple[Tensor, Tensor | int]:
         with self._precision():
-            logits = model(input_ids=inputs, use_cache=False).logits
-        return objective(logits, targets, total=count)
+            return objective.loss(model, batch)
 
     def _keep_close(self) -> None:
         """Let the host be a few steps ahead of the GPU and no more, so that signals and times are true."""
@@ -235,28 +236,18 @@ class Trainer:
 
     def read_counters(self) -> None:
         """Fetch from the device what steps were left out; too many in a row end the run."""
-        skipped = self.update.skipped.tolist()
-        self.state.bad_steps, self.state.bad_in_a_row = int(skipped[0]), int(skipped[1])
-        if self.update.scale is not None:
-            self.state.loss_scale = float(self.update.scale)
-            self.state.good_steps = int(self.update.good)
-        if self.state.bad_in_a_row >= self.config.max_bad_steps:
+        self.state.bad_steps, in_a_row = (int(x) for x in self.update.skipped.tolist())
+        if in_a_row >= self.config.max_bad_steps:
             last = self.state.step - 1 if self.on_gpu else self.state.step
             raise WorkError(
-                f"the gradient was not finite for {self.state.bad_in_a_row} steps, the last being step "
-                f"{last} (windows starting at {[int(s) for s in self.feed.windows(last)[:4]]} ...)",
-                "Lower --lr, raise --warmup, or use --precision fp32; the last checkpoint is whole.",
+                f"the gradient was not finite for {in_a_row} steps, the last being step {last} "
+                f"({self.feed.where(last)})",
+                checkpoint.remedy(self.folder, "Lower --lr, raise --warmup, or use --precision fp32."),
             )
 
     def model_flops(self) -> float:
         """Training FLOPs a token."""
         return flops_of(self.model, self.config.context)
-
-    def whole_weights(self) -> dict[str, Tensor] | None:
-        """The weights in one piece where they are spread over processes; None: they are."""
-        if self.world.size == 1 or self.config.parallel == "ddp":
-            return None
-        return {name: parallel.whole(x) for name, x in self.model.state_dict().items()}
 
     def mean_loss(self) -> float:
         """The mean training loss since it was last asked for, of the steps that had one."""
@@ -271,7 +262,7 @@ class Trainer:
             if not math.isfinite(loss):
                 raise WorkError(
                     f"the validation loss at step {state.step} is {loss}",
-                    "Lower --lr or use --precision fp32; the last checkpoint is whole.",
+                    checkpoint.remedy(self.folder, "Lower --lr or use --precision fp32."),
                 )
             if loss < state.best_loss:
                 state.best_loss, state.best_step = loss, state.step
@@ -281,19 +272,23 @@ class Trainer:
         progress.evaluated(state, self, loss)
 
     def valid_loss(self) -> float:
-        """Mean loss on the first eval_tokens validation tokens, in windows without overlap."""
+        """Mean loss on the validation batches that the task looks at while it trains."""
         if self.look is None and self.compute.graph is not None:
             pool = self.compute.graph.pool()
             self.look = Replayed(self._look, self.stream, after=1, what="evaluations", pool=pool)
         self.model.eval()
         (self.look or self._look)()
         self.model.train()
-        return float(self.looked) / sum(map(len, self.feed.held_out))
+        summed, count = self.looked.tolist()
+        return summed / count if count else math.nan
 
     @torch.no_grad()
     def _look(self) -> None:
-        losses = [self.loss(tokens) * len(tokens) for tokens in self.feed.held_out]
-        self.looked.copy_(torch.stack(losses).sum())
+        self.looked.zero_()
+        for batch in self.feed.held_out:
+            summed, count = self.loss(batch)
+            self.looked[0] += summed
+            self.looked[1] += count
 
     def ask(self, signal: int) -> None:
         """Ask the run to save and stop after the step in hand."""

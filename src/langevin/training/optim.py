@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from langevin.mixers.scalars import Scalars
-from langevin.training.config import TrainConfig
-from langevin.training.parallel import whole
+from langevin.settings import TrainConfig
+from langevin.training.parallel import like, norm_of_all, own
 
 
 def groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
@@ -36,12 +36,14 @@ def optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimi
     """AdamW for everything, or Muon for the matrices and AdamW for the rest.
 
     Learning rates are tensors on the device, so that a CUDA graph of a step reads the rate of the moment.
+    Moments are there from the start, for a checkpoint to be read into. Of a model that is spread over
+    processes each updates the rows that it holds.
     """
-    parts = groups(model)
+    parts = {kind: [own(p) for p in parameters] for kind, parameters in groups(model).items()}
     device = next(model.parameters()).device
     decayed = parts["embeddings"] + (parts["matrices"] if config.optimizer == "adamw" else [])
 
-    def group(parameters: list[nn.Parameter], peak: float, decay: float) -> dict[str, Any]:
+    def group(parameters: list[Tensor], peak: float, decay: float) -> dict[str, Any]:
         rate = torch.tensor(peak, dtype=torch.float32, device=device)
         return {"params": parameters, "weight_decay": decay, "lr": rate, "peak": peak}
 
@@ -51,6 +53,9 @@ def optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimi
         fused=True,
         capturable=device.type == "cuda",
     )
+    for p in decayed + parts["free"]:
+        moments = {name: torch.zeros_like(p, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
+        adamw.state[p] = {"step": torch.zeros((), device=device), **moments}
     if config.optimizer == "adamw":
         return [adamw]
     return [adamw, Muon([group(parts["matrices"], config.muon_lr, config.weight_decay)])]
@@ -70,6 +75,8 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, parameters: Any, momentum: float = 0.95) -> None:
         super().__init__(parameters, {"momentum": momentum, "weight_decay": 0.0, "lr": 0.02})
+        for p in (p for group in self.param_groups for p in group["params"]):
+            self.state[p] = {"momentum_buffer": torch.zeros_like(p, requires_grad=False)}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -85,10 +92,7 @@ class Muon(torch.optim.Optimizer):
     def _update(
         self, same: list[Tensor], group: dict[str, Any], divide: Tensor | None, skip: Tensor | None
     ) -> None:
-        momenta = [
-            self.state[p].setdefault("momentum_buffer", torch.zeros_like(p, requires_grad=False))
-            for p in same
-        ]
+        momenta = [self.state[p]["momentum_buffer"] for p in same]
         g = torch.stack([p.grad for p in same if p.grad is not None])
         before, old = torch.stack(same), torch.stack(momenta)
         if divide is not None:
@@ -146,44 +150,73 @@ class Update:
     Nothing here waits for the device. Whether the gradient is finite is decided there, and the optimisers
     leave such a step out; `skipped` counts them: in all, and in a row. Under float16 the loss is multiplied
     by `scale`, which halves with every step left out and doubles after two thousand good ones.
+
+    The average with decay d is at every step t the mean of the weights w seen so far, and of nothing else:
+
+        a_t = Σ_{i=1..t} d^{t-i} w_i / Σ_{i=1..t} d^{t-i} = a_{t-1} + (w_t - a_{t-1}) (1 - d) / (1 - d^t)
     """
 
     PATIENCE = 2000
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
-        self.parameters = list(model.parameters())
+        self.parameters = dict(model.named_parameters())
+        self.held = [own(p) for p in self.parameters.values()]
         self.optimizers = optimizers(model, config)
         self.clip, self.ema = config.clip, config.ema
-        device = self.parameters[0].device
+        self.spread = any(x is not p for x, p in zip(self.held, self.parameters.values(), strict=True))
+        device = self.held[0].device
+        self.norms = torch.zeros(2, device=device)  # sum and number of gradient norms since they were read
         self.skipped = torch.zeros(2, device=device)
         half = config.precision == "fp16"
         self.scale = torch.tensor(65536.0, device=device) if half else None
         self.good = torch.zeros((), device=device)
-        self.average: dict[str, Tensor] | None = None
+        self.averaged = torch.zeros((), dtype=torch.float64, device=device)  # steps the average is made of
+        self.average: list[Tensor] | None = None
         if config.ema:
-            self.average = {n: p.detach().clone() for n, p in model.named_parameters()}
-            self.averaged: list[Tensor] = [p for _, p in model.named_parameters()]
+            self.average = [x.clone() for x in self.held]
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What a run that goes on must have besides its weights: counters, moments and the average."""
+        counters = {"skipped": self.skipped, "good": self.good, "averaged": self.averaged}
+        kept = {"counters": counters if self.scale is None else {**counters, "scale": self.scale}}
+        names = dict(zip(self.held, self.parameters, strict=True))
+        for i, optimizer in enumerate(self.optimizers):
+            kept[f"optimizer-{i}"] = {
+                f"{names[p]}.{key}": like(x, self.parameters[names[p]])
+                for p, state in optimizer.state.items()
+                for key, x in state.items()
+            }
+        if self.average is not None:
+            average = zip(self.parameters.items(), self.average, strict=True)
+            kept["average"] = {name: like(x, p) for (name, p), x in average}
+        return kept
 
     @torch.no_grad()
-    def __call__(self) -> None:
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
+    def __call__(self, times: Tensor | None = None) -> None:
+        """Update the weights by their gradients, or by so many times those."""
+        for x, p in zip(self.held, self.parameters.values(), strict=True):
+            x.grad = None if p.grad is None else own(p.grad)
+        gradients = [x.grad for x in self.held if x.grad is not None]
+        if times is not None:
+            torch._foreach_mul_(gradients, times)
         norm = nn.utils.get_total_norm(gradients)
-        local, norm = norm, whole(norm)
-        spread = norm is not local
+        norm = norm_of_all(norm) if self.spread else norm
         if self.scale is not None:
             norm = norm / self.scale
         bad = (~norm.isfinite()).float()
+        self.norms += torch.stack([torch.where(bad > 0, 0.0, norm), 1 - bad])
         divide = (norm / self.clip).clamp_min(1.0)
         if self.scale is not None:
             divide = divide * self.scale
-        if spread:  # sharded optimisers take no guard of one device: the host decides
-            if not bool(bad):
-                torch._foreach_div_(gradients, float(divide))
-                self._step(bad)
-        else:
-            for optimizer in self.optimizers:
-                optimizer.grad_scale, optimizer.found_inf = divide, bad  # type: ignore[attr-defined]
-            self._step(bad)
+        for optimizer in self.optimizers:
+            optimizer.grad_scale, optimizer.found_inf = divide, bad  # type: ignore[attr-defined]
+            optimizer.step()
+        if self.average is not None:  # as far as the weights moved: not at all where a step is left out
+            self.averaged += 1 - bad
+            share = (1 - self.ema) / -torch.expm1(self.averaged * math.log(self.ema))
+            difference = torch._foreach_sub(self.held, self.average)
+            torch._foreach_mul_(difference, torch.where(bad > 0, 0.0, share).float())
+            torch._foreach_add_(self.average, difference)
         self.skipped.copy_(torch.stack([self.skipped[0] + bad, (self.skipped[1] + bad) * bad]))
         if self.scale is not None:
             self.good.copy_((self.good + 1) * (1 - bad))
@@ -191,33 +224,28 @@ class Update:
             self.scale.mul_((1 + full) * (1 - bad / 2)).clamp_(1.0, 2.0**24)
             self.good.mul_(1 - full)
 
-    def _step(self, bad: Tensor) -> None:
-        for optimizer in self.optimizers:
-            optimizer.step()
-        if self.average is not None:  # as far as the weights moved: not at all where a step is left out
-            average = list(self.average.values())
-            difference = torch._foreach_sub(self.averaged, average)
-            torch._foreach_mul_(difference, (1 - self.ema) * (1 - bad))
-            torch._foreach_add_(average, difference)
+    def mean_norm(self) -> float:
+        """The mean norm of the gradient before clipping since it was last asked for."""
+        total, steps = self.norms.tolist()
+        self.norms.zero_()
+        return total / steps if steps else math.nan
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
         """The average in the place of the weights, where there is one."""
-        if self.average is None:
-            yield
-            return
-        own = [p.detach().clone() for p in self.averaged]
-        self._put(list(self.average.values()))
+        self._swap()
         try:
             yield
         finally:
-            self._put(own)
+            self._swap()
 
     @torch.no_grad()
-    def _put(self, weights: list[Tensor]) -> None:
-        for p, value in zip(self.averaged, weights, strict=True):
-            p.copy_(value)
+    def _swap(self) -> None:
+        for x, average in zip(self.held, self.average or (), strict=False):
+            weights = x.clone()
+            x.copy_(average)
+            average.copy_(weights)
 
     def forget_gradients(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        for x, p in zip(self.held, self.parameters.values(), strict=True):
+            x.grad = p.grad = None

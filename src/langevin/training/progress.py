@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -14,14 +13,15 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from safetensors import SafetensorError
 
-from langevin.errors import WorkError
+from langevin.environment import without_bars
 from langevin.models.cost import peak_flops
-from langevin.training.checkpoint import replace_folder
+from langevin.runs.files import append_json, write_folder, write_text
+from langevin.runs.folder import Lock, read_metrics
+from langevin.training.checkpoint import State, weights, write_tensors
 
 if TYPE_CHECKING:
-    from langevin.training.loop import State, Trainer
+    from langevin.training.loop import Trainer
     from langevin.training.track import Tracker
 
 LOG_SECONDS = 1.0
@@ -31,9 +31,15 @@ class Progress:
     """Writes metrics and shows them; losses are fetched from the device about once a second."""
 
     def __init__(
-        self, folder: Path, quiet: bool = False, *, writes: bool = True, trackers: Sequence[Tracker] = ()
+        self,
+        folder: Path,
+        quiet: bool = False,
+        *,
+        writes: bool = True,
+        trackers: Sequence[Tracker] = (),
+        lock: Lock | None = None,
     ) -> None:
-        self.writes, self.trackers = writes, trackers  # of several processes, one writes
+        self.writes, self.trackers, self.lock = writes, trackers, lock  # of several processes, one writes
         self.file = folder / "metrics.jsonl"
         self.model_folder = folder / "model"
         self.bar = Bar(
@@ -71,13 +77,13 @@ class Progress:
         loss = trainer.mean_loss()
         trainer.read_counters()
         now = time.perf_counter()
-        a_step = trainer.config.batch * trainer.config.context
-        rate = steps * a_step / max(1e-9, now - self.logged_at)
+        rate = steps * trainer.a_step / max(1e-9, now - self.logged_at)
         row: dict[str, Any] = {
             "step": state.step,
-            "tokens": state.step * a_step,
+            "tokens": state.step * trainer.a_step,
             "split": "train",
             "loss": loss,
+            "gradient_norm": trainer.update.mean_norm(),
             "lr": float(trainer.update.optimizers[0].param_groups[0]["lr"]),
             "tokens_per_second": rate,
             "seconds": state.seconds,
@@ -108,7 +114,7 @@ class Progress:
         self.valid = loss
         row = {
             "step": state.step,
-            "tokens": state.step * trainer.config.batch * trainer.config.context,
+            "tokens": state.step * trainer.a_step,
             "split": "valid",
             "loss": loss,
             "seconds": state.seconds,
@@ -124,28 +130,31 @@ class Progress:
         self, trainer: Trainer, target: Path, more: Callable[[Trainer, Path], None] = lambda t, f: None
     ) -> None:
         """Write the model as it is, in the place of what was there, in one move."""
-        weights = trainer.whole_weights()
-        if not self.writes:
-            return
+        model, spread = trainer.model, trainer.world.size > 1 and trainer.config.parallel == "fsdp"
 
         def fill(folder: Path) -> None:
-            trainer.model.save_pretrained(folder, state_dict=weights)
+            if spread:
+                model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
+                model.config.save_pretrained(folder)
+                model.generation_config.save_pretrained(folder)
+                write_tensors(folder / "model.safetensors", weights(model))
+            else:
+                model.save_pretrained(folder)
             more(trainer, folder)
 
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            replace_folder(target, fill)
-        except (OSError, SafetensorError) as error:
-            raise WorkError(
-                f"the model could not be written to {target}: {error}",
-                "Free some space and go on with --resume auto: the last checkpoint is whole.",
-            ) from error
+        if self.writes:
+            with without_bars():
+                write_folder(target, fill)
+        elif spread:
+            write_tensors(None, weights(model))
 
     def _put_tokenizer(self, trainer: Trainer, folder: Path) -> None:
         """Its files as they were written the first time: to make them takes longer than a model's."""
+        if trainer.data.tokenizer is None:
+            return
         if not self.tokenizer:
             with tempfile.TemporaryDirectory() as place:
-                trainer.corpus.tokenizer.save_pretrained(place)
+                trainer.data.tokenizer.save_pretrained(place)
                 files = [path for path in Path(place).rglob("*") if path.is_file()]
                 self.tokenizer = {path.relative_to(place): path.read_bytes() for path in files}
         for name, content in self.tokenizer.items():
@@ -156,28 +165,19 @@ class Progress:
         self.bar.stop()
         for tracker in self.trackers:
             tracker.close()
+        if self.lock is not None:
+            self.lock.release()
 
     def write(self, row: dict[str, Any]) -> None:
         if not self.writes:
             return
         for tracker in self.trackers:
             tracker.write(row)
-        with open(self.file, "a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_json(self.file, row)
 
 
 def cut_metrics(path: Path, step: int) -> None:
     """Forget what was logged after a checkpoint that a run goes on from."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if row["step"] <= step:
-            kept.append(line + "\n")
-    temporary = path.with_suffix(".writing")
-    temporary.write_text("".join(kept))
-    os.replace(temporary, path)
+    rows = [row for row in read_metrics(path) if row["step"] <= step]
+    if rows or path.exists():
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Stopping when asked: SIGINT and SIGTERM end a loop after the step in hand."""
+"""Stopping when asked: SIGINT and SIGTERM end a loop after the step in hand, another SIGINT at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from types import FrameType
 
 @contextmanager
 def heeding_signals(stop: Callable[[int], None]) -> Iterator[None]:
-    """Hand the number of such a signal to `stop`, instead of dying of it."""
+    """Hand the number of such a signal to `stop`, instead of dying of it, at the first Ctrl-C."""
+    came: list[int] = []
 
     def heed(number: int, frame: FrameType | None) -> None:
+        if came and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        came.append(number)
         stop(number)
 
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -11,21 +10,36 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
-from langevin.data import Corpus, prepare
-from langevin.environment import can_compile, environment
+from langevin.data import names
+from langevin.environment import can_compile, pick_device, session
 from langevin.errors import UsageError
-from langevin.models.backbone import LangevinForCausalLM
+from langevin.mixers import parse
+from langevin.models import backbone
 from langevin.models.config import LangevinConfig
 from langevin.models.cost import flops_of
-from langevin.training import checkpoint, track
-from langevin.training.config import TrainConfig
+from langevin.models.pretrained import located, pretrained, trained_length, without_weights
+from langevin.objectives import OBJECTIVES
+from langevin.runs.files import write_text
+from langevin.runs.folder import Lock, add_session, check_data, opened
+from langevin.runs.load import weight_files
+from langevin.settings import TrainConfig
+from langevin.tasks import TASKS
+from langevin.training import checkpoint, parallel, track
 from langevin.training.fitting import budget, seconds_a_step
 from langevin.training.loop import Trainer
 from langevin.training.parallel import World
 from langevin.training.progress import Progress, cut_metrics
 
-# Settings that may change when a run goes on: they do not change what is computed.
-MAY_CHANGE = ("device", "keep", "checkpoint_every", "accumulate", "parallel", "graphs", "track")
+# Settings that may change when a run goes on: they do not change what is computed, or say how far it goes.
+BUDGET = ("tokens", "steps", "minutes")
+MAY_CHANGE = (
+    *("device", "keep", "checkpoint_every", "accumulate", "parallel", "graphs", "track"),
+    *BUDGET,
+    *("data", "tokenizer"),  # where they are: their hashes are compared
+)
+# What a pretrained model decides.
+SHAPE = ("layers", "width", "heads", "kv_heads", "positions", "mlp", "mlp_width", "norm", "qk_norm", "tie")
+LONGEST = 1024  # the context of a pretrained model that was made for longer ones, unless --context says so
 
 
 def prepared(
@@ -45,24 +59,39 @@ def prepared(
     config = resolved(config, device)
     folder = out or default_folder(config)
     console = Console(stderr=True, quiet=quiet or not world.first)
-    going_on = world.ask_first(lambda: _open(folder, config, resume))
-    model_config(config, vocab_size=2, eos=0)  # what cannot be built should not wait for the data
+    locks: list[Lock] = []
+
+    def claimed() -> TrainConfig | None:
+        locks.append(Lock(folder))
+        return _open(folder, config, resume)
+
+    before = world.ask_first(claimed)
+    if before is not None and _budget(config) == (None, None, None):
+        config = replace(config, **{name: getattr(before, name) for name in BUDGET})
     track.check(_tracked(config))
-    corpus = prepare(config.data, tokenizer=config.tokenizer, progress=not quiet and world.first)
+    data = TASKS.parse(config.task).prepare(config, progress=not quiet and world.first)
+    if before is not None:
+        check_data(folder, data.manifest, config.data)
     torch.manual_seed(config.seed)
-    trainer = Trainer(config, build(config, corpus).to(device), corpus, folder, world)
-    if world.first:
-        folder.mkdir(parents=True, exist_ok=True)
-        config.write(folder / "config.yaml")
-        about = {**environment(device), "data": corpus.manifest}
-        (folder / "environment.json").write_text(json.dumps(about, indent=1))
-    else:
+    spread = world.size > 1 and config.parallel == "fsdp"
+    files = weight_files(Path(located(config.init))) if spread and config.init is not None else ()
+    model = parallel.built(lambda: build(config, data, spread), config.parallel, world, device, files)
+    trainer = Trainer(config, model, data, folder, world)
+    if not world.first:
         torch.manual_seed(hash((config.seed, world.rank)))
-    if going_on:
+    if before is not None:
         _go_on(trainer, console)
+        if _budget(config) != _budget(before):
+            _go_further(trainer, console)
+    if world.first:
+        write_text(folder / "config.yaml", config.as_yaml())
+        cut_metrics(folder / "metrics.jsonl", trainer.state.step)
+        add_session(folder, session(device, trainer.state.step, data.manifest))
     wanted = _tracked(config) if world.first else []
     trackers = track.trackers(wanted, folder, asdict(config), trainer.state.step)
-    return trainer, Progress(folder, quiet, writes=world.first, trackers=trackers)
+    return trainer, Progress(
+        folder, quiet, writes=world.first, trackers=trackers, lock=next(iter(locks), None)
+    )
 
 
 def _tracked(config: TrainConfig) -> list[str]:
@@ -72,57 +101,100 @@ def _tracked(config: TrainConfig) -> list[str]:
 def _go_on(trainer: Trainer, console: Console) -> None:
     refused: list[str] = []
     world, folder = trainer.world, trainer.folder / "checkpoints"
-    last = checkpoint.newest(folder, refused) if world.first else None
-    instead = "the one before it is used" if last is not None else "there is none before it"
+    last = world.ask_first(lambda: checkpoint.newest(folder, trainer.held(), refused))
     for problem in refused:
-        console.print(f"refused checkpoint {problem}; {instead}", style="yellow")
-    step = int(world.agree(int(last.name.partition("-")[2]) if last is not None else -1))
-    last = folder / f"step-{step}" if step >= 0 else None
+        console.print(f"refused checkpoint {problem}; the one before it is used", style="yellow")
     if last is not None and not last.is_dir():
         raise UsageError(
             f"process {world.rank} does not see {last}", "Put --out on a disk that all machines share."
         )
     if last is not None:
         trainer.resume(last)
-    if trainer.world.first:
-        cut_metrics(trainer.folder / "metrics.jsonl", trainer.state.step)
     console.print(f"going on from step {trainer.state.step}")
 
 
+def _go_further(trainer: Trainer, console: Console) -> None:
+    """Another budget than the run had: count its steps anew."""
+    state, total = trainer.state, int(trainer.world.agree(budget(trainer)))
+    if total < state.step:
+        raise UsageError(
+            f"{trainer.folder} is at step {state.step} already, beyond a budget of {total} steps",
+            "Give a larger budget, or another --out.",
+        )
+    state.total, state.looks = total, 0
+    console.print(f"up to step {total}, with the learning rates of a run of that length")
+
+
+def _budget(config: TrainConfig) -> tuple[float | None, ...]:
+    return tuple(getattr(config, name) for name in BUDGET)
+
+
 def resolved(config: TrainConfig, device: str) -> TrainConfig:
-    """The config with what `auto` means on this device spelled out."""
-    on_gpu = device.startswith("cuda")
+    """The config with what `auto` means on this device spelled out; what it names must be known."""
+    TASKS.parse(config.task), OBJECTIVES.parse(config.objective)
+    for spec in config.mixer.split(";"):
+        parse(spec.strip())
     if config.compile in ("on", "loss") and not can_compile(device):
         raise UsageError("torch.compile needs gcc or g++, which is not here", "Use --compile off.")
+    on_gpu = device.startswith("cuda")
     half: Literal["bf16", "fp32"] = "bf16" if on_gpu and torch.cuda.is_bf16_supported(False) else "fp32"
     whole: Literal["on", "off"] = "on" if on_gpu and can_compile(device) else "off"
-    return replace(
+    config = replace(
         config,
+        data=_absolute(config.data),
         precision=half if config.precision == "auto" else config.precision,
         compile=whole if config.compile == "auto" else config.compile,
     )
+    if config.init is None:
+        model_config(config, vocab_size=2)  # what cannot be built should not wait for the data
+        return config
+    return _like_the_pretrained(config)
 
 
-def build(config: TrainConfig, corpus: Corpus) -> LangevinForCausalLM:
-    """The model of a config, for the vocabulary of a corpus."""
-    if len(corpus.tokens("train")) <= config.context + 1:
+def _absolute(data: str) -> str:
+    """A path that will be right from any folder; a name stays one."""
+    place = Path(data).expanduser()
+    return str(place.absolute()) if place.exists() and data not in {row.name for row in names()} else data
+
+
+def build(config: TrainConfig, data: Any, spread: bool = False) -> Any:
+    """The model of a config, for the data it reads: new, or from pretrained weights, which one that is to
+    be spread over processes does not get here."""
+    settings = TASKS.parse(config.task).model_settings(config, data)
+    if config.init is None:
+        head = getattr(backbone, OBJECTIVES.parse(config.objective).head)
+        return head(model_config(config, **settings)).train()
+    model = (without_weights if spread else pretrained)(config.init, config.mixer)
+    if settings["vocab_size"] > model.get_input_embeddings().weight.shape[0]:
         raise UsageError(
-            f"{config.data} has {len(corpus.tokens('train'))} training tokens, too few for a context "
-            f"of {config.context}",
-            "Use a shorter --context, or more text.",
+            f"the tokenizer has {settings['vocab_size']} tokens, {config.init} only "
+            f"{model.get_input_embeddings().weight.shape[0]}",
+            "Leave --tokenizer out: the model's own is used.",
         )
-    if len(corpus.tokens("valid")) <= config.context:
+    return model.train()
+
+
+def _like_the_pretrained(config: TrainConfig) -> TrainConfig:
+    """The config of a run that starts from pretrained weights, which decide the shape of the model."""
+    default = TrainConfig()
+    for name in SHAPE:
+        if getattr(config, name) != getattr(default, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} comes from the pretrained model {config.init}",
+                "Leave it out, or leave --init out.",
+            )
+    if ";" in config.mixer:
+        raise UsageError("a pretrained model takes one mixer for all layers", "Give --mixer one spec.")
+    length = trained_length(config.init or "")
+    if config.context > length:
         raise UsageError(
-            f"{config.data} has {len(corpus.tokens('valid'))} validation tokens, too few for a context "
-            f"of {config.context}",
-            "Use a shorter --context, or more text.",
+            f"{config.init} was made for {length} tokens, not {config.context}", "Use a shorter --context."
         )
-    return LangevinForCausalLM(model_config(config, corpus.vocab_size, corpus.eos)).train()
+    return replace(config, context=config.context or min(LONGEST, length))
 
 
-def model_config(config: TrainConfig, vocab_size: int, eos: int) -> LangevinConfig:
+def model_config(config: TrainConfig, **settings: Any) -> LangevinConfig:
     return LangevinConfig(
-        vocab_size=vocab_size,
         hidden_size=config.width,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
@@ -136,8 +208,8 @@ def model_config(config: TrainConfig, vocab_size: int, eos: int) -> LangevinConf
         qk_norm=config.qk_norm,
         dropout=config.dropout,
         tie_word_embeddings=config.tie,
-        eos_token_id=eos,
-        pad_token_id=eos,
+        causal=OBJECTIVES.parse(config.objective).causal,
+        **settings,
     )
 
 
@@ -149,22 +221,20 @@ def estimate(config: TrainConfig) -> dict[str, Any]:
     """
     device = pick_device(config.device)
     config = resolved(config, device)
-    corpus = prepare(config.data, tokenizer=config.tokenizer, progress=False)
-    model = build(config, corpus).to(device)
+    data = TASKS.parse(config.task).prepare(config)
+    model = build(config, data).to(device)
     parameters = sum(p.numel() for p in model.parameters())
     flops = flops_of(model, config.context)
-    a_step = config.batch * config.context
-    trainer = Trainer(replace(config, compile="off", track=None), model, corpus, Path())
+    trainer = Trainer(replace(config, compile="off", track=None), model, data, Path())
     steps = None if config.minutes else budget(trainer)
     seconds = seconds_a_step(trainer)
     return {
         "parameters": parameters,
         "of which embeddings": model.get_input_embeddings().weight.numel(),
-        "training tokens in the data": len(corpus.tokens("train")),
-        "tokens a step": a_step,
-        "steps": steps or round(60 * (config.minutes or 0) / seconds),
+        "tokens a step": trainer.a_step,
+        "steps": round(60 * (config.minutes or 0) / seconds) if steps is None else steps,
         "FLOPs a token": round(flops),
-        "FLOPs in all": None if steps is None else f"{flops * steps * a_step:.3g}",
+        "FLOPs in all": None if steps is None else f"{flops * steps * trainer.a_step:.3g}",
         "bytes of weights, gradients and moments": 16 * parameters,
         "parts a step": trainer.parts,
         f"seconds a step on this {device}": f"{seconds:.3g}",
@@ -177,30 +247,16 @@ def default_folder(config: TrainConfig) -> Path:
     return Path("runs") / f"{name}-{config.seed}"
 
 
-def pick_device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError("no CUDA device is here", "Use --device cpu.")
-    return name
-
-
-def _open(folder: Path, config: TrainConfig, resume: bool) -> bool:
-    """Whether the folder holds a run to go on with; raises where that is not what was asked for."""
-    if not (folder / "config.yaml").exists():
-        if folder.exists() and any(folder.iterdir()):
-            raise UsageError(f"{folder} holds something else", "Choose another --out.")
-        return False
-    if not resume:
-        raise UsageError(
-            f"{folder} holds a run already", "Go on with it by --resume auto, or choose another --out."
-        )
-    before = asdict(TrainConfig.read(folder / "config.yaml"))
+def _open(folder: Path, config: TrainConfig, resume: bool) -> TrainConfig | None:
+    """The settings of the run that the folder holds, to go on with; raises where that was not asked for."""
+    if opened(folder, resume) != "trained":
+        return None
+    before = TrainConfig.read(folder / "config.yaml")
     for f in fields(TrainConfig):
-        now = getattr(config, f.name)
-        if before[f.name] != now and f.name not in MAY_CHANGE:
+        then, now = getattr(before, f.name), getattr(config, f.name)
+        if then != now and f.name not in MAY_CHANGE:
             raise UsageError(
-                f"{folder} was trained with {f.name}={before[f.name]!r}, not {now!r}",
+                f"{folder} was trained with {f.name}={then!r}, not {now!r}",
                 "Give the same settings, or another --out.",
             )
-    return True
+    return before

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -44,10 +44,10 @@ def _possible(world: World) -> tuple[list[Event], list[float], list[list[tuple[A
     return [event for event, _ in found], [event.weight for event, _ in found], [ways for _, ways in found]
 
 
-def stories(count: int, seed: int, split: str) -> list[Sample]:
+def stories(count: int, seed: int, split: str) -> Iterator[Sample]:
     """The first `count` stories of a seed and split. Splits draw from unrelated generators."""
     generator = random.Random(f"langevin stories {seed} {split}")
-    return [sample(begin, step, generator) for _ in range(count)]
+    return (sample(begin, step, generator) for _ in range(count))
 
 
 @lru_cache(maxsize=1)

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from langevin.studies.report.numbers import (
+from langevin.studies.report.svg import Look
+from langevin.studies.report.tables import Cell, Column, Head, table
+from langevin.studies.results import Results, Row, comparison, done, metric_named, names_in
+from langevin.studies.statistics import by_seed, cost_of
+from langevin.studies.statistics import interval as over_seeds
+from langevin.studies.words import (
     NOTHING,
     amount,
     common_spread,
     half_width,
     interval,
-    mean,
     number,
     probability,
     sentence_case,
 )
-from langevin.studies.report.reading import Results, comparison, metric_named
-from langevin.studies.report.svg import Look
-from langevin.studies.report.tables import Cell, Column, Row, table
-from langevin.studies.statistics import cost_of
 
 COST_COLUMNS = (
     ("parameters", "size", "parameters"),
@@ -34,25 +34,35 @@ COST_COLUMNS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """One metric over all arms: summaries and comparisons by arm, and the spread that sets the digits."""
+    """One metric over all arms: summaries and comparisons, by arm."""
 
     name: str
-    summaries: dict[str, dict[str, Any]]
-    comparisons: dict[str, dict[str, Any]]
-    spread: float | None
+    summaries: dict[str, Row]
+    comparisons: dict[str, Row]
+
+    @property
+    def spread(self) -> float | None:
+        """Which sets the digits of the whole column."""
+        ends = [
+            common_spread([(row.get("low"), row.get("high")) for row in rows.values()])
+            for rows in (self.summaries, self.comparisons)
+        ]
+        return ends[0] or ends[1]
+
+    @property
+    def known(self) -> bool:
+        return any(summary.get("mean") is not None for summary in self.summaries.values())
 
     def value(self, arm: str) -> Cell:
         """Mean and interval over seeds."""
-        found = self.summaries.get(arm)
-        if not found or found.get("mean") is None:
-            return Cell(NOTHING)
+        found = self.summaries[arm]
         between = interval(found.get("low"), found.get("high"), spread=self.spread)
-        return Cell(number(found["mean"], self.spread), found["mean"], (between,))
+        return Cell(number(found.get("mean"), self.spread), found.get("mean"), (between,))
 
     def difference(self, arm: str) -> Cell:
         """Paired difference to the reference and its interval."""
-        c = self.comparisons.get(arm)
-        if c is None or c.get("difference") is None:
+        c = self.comparisons.get(arm) or {}
+        if c.get("difference") is None:
             return Cell(NOTHING)
         low, high = c.get("low"), c.get("high")
         shown = number(c["difference"], half_width(low, high), sign=True)
@@ -80,18 +90,18 @@ class Measured:
 
 
 def measured(results: Results, name: str, at: str = "best") -> Measured:
-    summaries = {}
-    for arm in results["arms"]:
-        if at == "best":
-            summaries[arm["name"]] = (arm.get("summary") or {}).get(name) or {}
-        else:
-            found = [(run.get("matched") or {}).get(name) for run in arm["runs"]]
-            summaries[arm["name"]] = {"mean": mean([value for value in found if value is not None])}
-    compared = {arm["name"]: comparison(results, arm["name"], name, at) for arm in results["arms"]}
-    comparisons = {arm: c for arm, c in compared.items() if c is not None}
-    of_differences = common_spread([(c.get("low"), c.get("high")) for c in comparisons.values()])
-    of_means = common_spread([(s.get("low"), s.get("high")) for s in summaries.values()])
-    return Measured(name, summaries, comparisons, of_means or of_differences)
+    arms = {arm["name"]: arm for arm in results["arms"]}
+    compared = {arm: comparison(results, arm, name, at) for arm in arms}
+    summaries = {arm: summary(of, name, at) for arm, of in arms.items()}
+    return Measured(name, summaries, {arm: c for arm, c in compared.items() if c is not None})
+
+
+def summary(arm: Row, name: str, at: str) -> Row:
+    """The mean of a metric over seeds, at the best checkpoint with its interval."""
+    if at == "best":
+        return (arm.get("summary") or {}).get(name) or {}
+    found = over_seeds(by_seed(arm, name, at).values())
+    return {"mean": found.mean, "n": found.n}
 
 
 def main_table(results: Results) -> str:
@@ -107,31 +117,27 @@ def main_table(results: Results) -> str:
     columns += [Column(label, unit) for _, label, unit in costs]
     rows = []
     for index, arm in enumerate(arms):
-        name = arm["name"]
-        cells = [found.value(name)]
+        cells = [found.value(arm["name"])]
         if found.comparisons:
-            cells += [found.difference(name), found.p(name), found.verdict(name)]
-        cells += [Cell(_cost(unit, value := cost_of(arm, key)), value) for key, _, unit in costs]
-        rows.append(Row(_arm_head(index, arm, len(arms)), cells))
+            cells += [of(arm["name"]) for of in (found.difference, found.p, found.verdict)]
+        for key, _, unit in costs:
+            value = cost_of(arm, key)
+            cells.append(Cell(amount(value, "B" if unit == "bytes" else ""), value))
+        rows.append([_arm_head(index, arm, len(arms)), *cells])
     return table(columns, rows, f"{sentence_case(metric['label'])} and cost by arm", sortable=True)
 
 
 def metrics_table(results: Results) -> str:
     """Every metric but the primary: mean, interval over seeds, paired difference and p."""
     every = [measured(results, m["name"]) for m in results["metrics"] if m["name"] != results["primary"]]
-    shown = [m for m in every if any(s.get("mean") is not None for s in m.summaries.values())]
-    return _stacked_table(results, shown, "The other metrics")
+    return _stacked_table(results, [m for m in every if m.known], "The other metrics")
 
 
 def matched_table(results: Results) -> str:
     """The metrics where every arm had the same validation loss."""
-    names: dict[str, None] = {}
-    for arm in results["arms"]:
-        for run in arm["runs"]:
-            names.update(dict.fromkeys(run.get("matched") or {}))
-    return _stacked_table(
-        results, [measured(results, name, "matched") for name in names], "At matched loss"
-    )
+    names = names_in(run.get("matched") for arm in results["arms"] for run in arm["runs"])
+    found = [measured(results, name, "matched") for name in names]
+    return _stacked_table(results, found, "At matched loss")
 
 
 def _stacked_table(results: Results, found: list[Measured], caption: str) -> str:
@@ -140,34 +146,28 @@ def _stacked_table(results: Results, found: list[Measured], caption: str) -> str
     arms = results["arms"]
     metrics = [metric_named(results, m.name) for m in found]
     columns = [Column("arm")] + [Column(m["label"], _unit(m)) for m in metrics]
-    rows = [
-        Row(_arm_head(index, arm, len(arms)), [m.stacked(arm["name"]) for m in found])
+    rows: list[list[Any]] = [
+        [_arm_head(index, arm, len(arms)), *(m.stacked(arm["name"]) for m in found)]
         for index, arm in enumerate(arms)
     ]
     return table(columns, rows, caption, sortable=True)
 
 
-def _arm_head(index: int, arm: dict[str, Any], arms: int) -> str:
+def _arm_head(index: int, arm: Row, arms: int) -> Head:
     """The name of an arm with its key in the charts, its spec and the settings that are its own."""
     fine = [arm["spec"]] if arm.get("spec") not in (None, arm["name"]) else []
     fine += [f"{key} {value}" for key, value in (arm.get("changes") or {}).items()]
     fine += ["reference"] if index == 0 and arms > 1 else []
-    done = sum(run["status"] == "done" for run in arm["runs"])
-    fine += [f"{done} of {len(arm['runs'])} runs"] if done < len(arm["runs"]) else []
+    finished, every = len(done(arm)), len(arm["runs"])
+    fine += [f"{finished} of {every} runs"] if finished < every else []
     under = "".join(f'<span class="fine">{_breakable(str(part))}</span>' for part in fine)
-    return (
-        f'<th scope="row" data-value="{escape(arm["name"])}"><span class="arm">{Look(index).swatch()}'
-        f"<span>{_breakable(arm['name'])}{under}</span></span></th>"
-    )
+    name = f"<span>{_breakable(arm['name'])}{under}</span>"
+    return Head(f'<span class="arm">{Look(index).swatch()}{name}</span>', arm["name"])
 
 
 def _breakable(spec: str) -> str:
     """A spec that may break before its arguments and its wrappers rather than inside a word."""
     return escape(spec).replace("(", "(<wbr>").replace("+", "<wbr>+")
-
-
-def _cost(unit: str, value: float | None) -> str:
-    return amount(value, "B" if unit == "bytes" else "")
 
 
 def _unit(metric: dict[str, str]) -> str:

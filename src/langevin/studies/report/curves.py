@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from langevin.studies.report.numbers import number, sentence_case
-from langevin.studies.report.reading import Results
 from langevin.studies.report.svg import (
     WIDE,
     Axis,
@@ -16,13 +14,13 @@ from langevin.studies.report.svg import (
     Look,
     axis,
     clipped,
-    drawing,
     figure,
-    legend,
     line,
     scaffold,
     text,
 )
+from langevin.studies.results import Results
+from langevin.studies.words import number, sentence_case
 
 LINE_POINTS = 24_000
 """Points of all lines of a chart together: keeps the page small when there are many runs."""
@@ -175,11 +173,9 @@ def _lines(
                 look.line([frame.at(x, y) for x, y in _thinned(s, points)], "seed") for s in series.seeds
             ]
     body = scaffold(frame, *labels) + under + clipped(key, frame, "".join(thin + thick))
-    svg = drawing(key, title, f"{told}.", (WIDE, 300), body)
-    note = " ".join(
-        part for part in ("Thick: mean over seeds; thin: each seed." if thin else "", note) if part
-    )
-    return figure(title, svg, legend([(series.index, series.name) for series in arms]), note)
+    note = f"{'Thick: mean over seeds; thin: each seed. ' if thin else ''}{note}".strip()
+    legend = [(series.index, series.name) for series in arms]
+    return figure(key, title, f"{told}.", (WIDE, 300), body, legend=legend, note=note)
 
 
 def _thinned(rows: np.ndarray, points: int) -> np.ndarray:

@@ -7,20 +7,20 @@ import io
 import re
 from typing import Any
 
-from langevin.studies.report.arm_tables import measured
-from langevin.studies.report.numbers import MINUS, NOTHING, amount, mean
-from langevin.studies.report.reading import Results, comparison, metric_named, with_unit
+from langevin.studies.report.arm_tables import measured, summary
 from langevin.studies.report.tables import Cell
+from langevin.studies.results import Results, comparison, metric_named, names_in
 from langevin.studies.statistics import cost_of
+from langevin.studies.words import MINUS, NOTHING, amount, with_unit
 
 
 def runs_csv(results: Results) -> str:
     """One row a run: its values at the best checkpoint, at matched loss (`matched_…`), and its costs."""
     runs = [(arm, run) for arm in results["arms"] for run in arm["runs"]]
-    values = _keys(run.get("values") for _, run in runs)
-    matched = _keys(run.get("matched") for _, run in runs)
+    values = names_in(run.get("values") for _, run in runs)
+    matched = names_in(run.get("matched") for _, run in runs)
     best = ("step", "tokens", "valid_loss")
-    cost = _keys(run.get("cost") for _, run in runs)
+    cost = names_in(run.get("cost") for _, run in runs)
     head = ["arm", "spec", "seed", "status", "error", "path", *(f"best_{key}" for key in best), *values]
     head += [f"matched_{key}" for key in matched] + [f"cost_{key}" for key in cost]
     rows = []
@@ -32,47 +32,24 @@ def runs_csv(results: Results) -> str:
     return _csv(head, rows)
 
 
-SUMMARY_HEAD = ["arm", "metric", "label", "unit", "better", "at", "mean", "low", "high", "n"]
-COMPARED = [
-    "against",
-    "pairs",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "p",
-    "p_adjusted",
-    "verdict",
-]
-
-
 def summary_csv(results: Results) -> str:
     """One row an arm and metric: mean and interval over seeds, paired difference to the reference and p."""
+    found = ("mean", "low", "high", "n")
+    compared = ("against", "pairs", "difference", "low", "high", "p", "p_adjusted", "verdict")
+    head = ["arm", "metric", "label", "unit", "better", "at", *found]
+    head += [f"difference_{key}" if key in ("low", "high") else key for key in compared]
     rows = []
     for arm in results["arms"]:
-        for at, name, found in _summaries(arm):
-            m = metric_named(results, name)
+        places = {
+            "best": arm.get("summary") or {},
+            "matched": names_in(r.get("matched") for r in arm["runs"]),
+        }
+        for at, name in ((at, name) for at, names in places.items() for name in names):
+            metric, told = metric_named(results, name), summary(arm, name, at)
             c = comparison(results, arm["name"], name, at) or {}
-            shown = [found.get(key) for key in ("mean", "low", "high", "n")]
-            compared = [c.get(key.removeprefix("difference_")) for key in COMPARED]
-            rows.append([arm["name"], name, m["label"], m["unit"], m["better"], at, *shown, *compared])
-    return _csv(SUMMARY_HEAD + COMPARED, rows)
-
-
-def _summaries(arm: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    found: list[tuple[str, str, dict[str, Any]]] = [
-        ("best", name, summary or {}) for name, summary in (arm.get("summary") or {}).items()
-    ]
-    for name in _keys(run.get("matched") for run in arm["runs"]):
-        values = [v for run in arm["runs"] if (v := (run.get("matched") or {}).get(name)) is not None]
-        found.append(("matched", name, {"mean": mean(values), "n": len(values)}))
-    return found
-
-
-def _keys(parts: Any) -> list[str]:
-    names: dict[str, None] = {}
-    for part in parts:
-        names.update(dict.fromkeys(part or {}))
-    return list(names)
+            row = [arm["name"], name, *(metric[key] for key in ("label", "unit", "better")), at]
+            rows.append(row + [told.get(key) for key in found] + [c.get(key) for key in compared])
+    return _csv(head, rows)
 
 
 def _csv(head: list[str], rows: list[list[Any]]) -> str:
@@ -87,8 +64,7 @@ def latex_table(results: Results) -> str:
     """A booktabs table: every metric with its interval, then the primary difference, p and the costs."""
     primary = results["primary"]
     order = sorted((m["name"] for m in results["metrics"]), key=lambda name: name != primary)
-    found = [measured(results, name) for name in order]
-    shown = [m for m in found if any(s.get("mean") is not None for s in m.summaries.values())]
+    shown = [found for name in order if (found := measured(results, name)).known]
     judged, named = measured(results, primary), metric_named(results, primary)
     heads = ["arm", *(_headed(metric_named(results, m.name)) for m in shown)]
     heads += [f"difference in {_headed(named)}", "$p$", "parameters", "tokens/s"]

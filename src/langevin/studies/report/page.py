@@ -12,9 +12,9 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from langevin.studies.report import arm_tables, charts, curves, model_charts, tables
-from langevin.studies.report.numbers import number
-from langevin.studies.report.reading import Results
+from langevin.studies.report import arm_tables, charts, curves, tables
+from langevin.studies.results import Results
+from langevin.studies.words import counted, number
 
 LONGEST_SAMPLE = 4000
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -29,8 +29,9 @@ def page(results: Results) -> str:
     return document(results["title"], _facts(results), _sections(results))
 
 
-def document(title: str, facts: str, sections: Iterable[Section]) -> str:
-    """The frame of every page: its policy, style, contents and script. The facts are HTML already."""
+def document(title: str, facts: Iterable[str], sections: Iterable[Section]) -> str:
+    """The frame of every page: its policy, style, contents and script; facts stand in a line under the
+    title."""
     sections = [section for section in sections if section[2]]
     links = "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, title, _ in sections)
     content = "".join(
@@ -38,14 +39,14 @@ def document(title: str, facts: str, sections: Iterable[Section]) -> str:
         f'<h2 id="{key}-h">{escape(title)}</h2>{body}</section>'
         for key, title, body in sections
     )
-    title = escape(title)
+    title, told = escape(title), " · ".join(escape(fact) for fact in facts if fact)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
         f"<title>{title}</title>\n<style>\n{_asset('style.css')}</style>\n</head>\n<body>\n"
-        f'<header><h1>{title}</h1><p class="facts">{facts}</p></header>\n'
+        f'<header><h1>{title}</h1><p class="facts">{told}</p></header>\n'
         f'<nav aria-label="Contents"><ul>{links}</ul></nav>\n<main>\n{content}\n</main>\n'
         f"<script>\n{_asset('sort.js')}</script>\n</body>\n</html>\n"
     )
@@ -58,18 +59,18 @@ def _asset(name: str) -> str:
 def _sections(results: Results) -> Iterable[Section]:
     """Every section, in reading order."""
     differences = grid(charts.forests(results))
-    reliability = grid(model_charts.reliabilities(results), "small-grid")
+    reliability = grid(charts.reliabilities(results), "small-grid")
     yield "verdict", "Verdict", _verdict(results)
     yield "table", "Results", _results(results)
     yield "curves", "Learning curves", grid(curves.curves(results))
     yield "differences", "Paired differences", noted(DIFFERENCES, differences)
     yield "cost", "Quality against cost", noted(COST, grid(charts.scatters(results)))
     yield "reliability", "Reliability", noted(RELIABILITY, reliability)
-    yield "scalars", "Learned scalars", grid(model_charts.scalars(results))
+    yield "scalars", "Learned scalars", grid(charts.scalars(results))
     yield "samples", "Samples", _samples(results)
     yield "matched", "At matched loss", _matched(results)
     yield "published", "Published claims", tables.published_table(results)
-    yield "commands", "Commands", _commands(results)
+    yield "commands", "Commands", commands(results)
     yield "versions", "Versions, settings and data", _versions(results)
     yield "not-controlled", "What was not controlled", bullets(results.get("not_controlled") or [])
     yield "failed", "Failed runs", tables.failed_table(results)
@@ -98,19 +99,19 @@ def bullets(sentences: list[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(s)}</li>' for s in sentences)}</ul>" if sentences else ""
 
 
-def _facts(results: Results) -> str:
-    """One line under the title: how many arms and seeds, on what data, for how many tokens."""
-    arms, seeds = len(results["arms"]), len(results.get("seeds") or [])
+def _facts(results: Results) -> list[str]:
+    """How many arms and seeds, on what data, for how many tokens."""
+    seeds = len(results.get("seeds") or [])
     data, environment = results.get("data") or {}, results.get("environment") or {}
     runs = [run for arm in results["arms"] for run in arm["runs"]]
     spent = [int(tokens) for run in runs if (tokens := (run.get("cost") or {}).get("tokens"))]
-    facts = [f"{arms} arm{'s' * (arms != 1)}", f"{seeds} seed{'s' * (seeds != 1)}" if seeds else ""]
+    facts = [counted(len(results["arms"]), "arm"), counted(seeds, "seed") if seeds else ""]
     facts.append(", ".join(str(data[key]) for key in ("name", "tokenizer") if data.get(key)))
     if spent:
         facts.append(f"{max(spent):,} training tokens a run")
     facts.append(str(environment.get("device") or ""))
     facts.append(f"langevin {environment['langevin']}" if environment.get("langevin") else "")
-    return " · ".join(escape(fact) for fact in facts if fact)
+    return facts
 
 
 def _verdict(results: Results) -> str:
@@ -155,36 +156,33 @@ def _samples(results: Results) -> str:
     return noted(note, f'<div class="samples">{"".join(cards)}</div>') if cards else ""
 
 
-def _commands(results: Results) -> str:
-    commands = results.get("commands") or []
-    return f'<pre tabindex="0"><code>{_unbroken(chr(10).join(commands))}</code></pre>' if commands else ""
-
-
-def _unbroken(command: str) -> str:
-    """The command as it is; an option's two hyphens are kept on one line."""
-    return re.sub(r"(--[\w-]+)", r'<span class="option">\1</span>', escape(command))
+def commands(results: Results) -> str:
+    """The commands as they are; an option's two hyphens are kept on one line."""
+    shown = escape("\n".join(results.get("commands") or []))
+    shown = re.sub(r"(--[\w-]+)", r'<span class="option">\1</span>', shown)
+    return f'<pre tabindex="0"><code>{shown}</code></pre>' if shown else ""
 
 
 def _versions(results: Results) -> str:
     data = dict(results.get("data") or {})
-    splits = tables.splits_table(results)
     data.pop("splits", None)
-    parts = [
-        _facts_list("Environment", results.get("environment") or {}),
-        _facts_list("Data", data),
-        _facts_list("Settings shared by every arm", results.get("settings") or {}),
-    ]
-    held = "".join(part for part in parts if part)
-    return (f'<div class="lists">{held}</div>' if held else "") + splits
+    environment, settings = (results.get(key) or {} for key in ("environment", "settings"))
+    lists = {"Environment": environment, "Data": data, "Settings shared by every arm": settings}
+    return facts_lists(lists) + tables.splits_table(results)
 
 
-def _facts_list(title: str, facts: dict[str, Any]) -> str:
-    rows = "".join(
-        f"<div><dt>{escape(str(key).replace('_', ' '))}</dt><dd>{escape(_plainly(value))}</dd></div>"
-        for key, value in facts.items()
-        if value is not None
-    )
-    return f"<div><h3>{escape(title)}</h3><dl>{rows}</dl></div>" if rows else ""
+def facts_lists(lists: dict[str, dict[str, Any]]) -> str:
+    """Tables of names and values, each under its title."""
+    parts = []
+    for title, facts in lists.items():
+        rows = "".join(
+            f"<div><dt>{escape(str(key).replace('_', ' '))}</dt><dd>{escape(_plainly(value))}</dd></div>"
+            for key, value in facts.items()
+            if value is not None
+        )
+        heading = f"<h3>{escape(title)}</h3>" if title else ""
+        parts.append(f"<div>{heading}<dl>{rows}</dl></div>" if rows else "")
+    return f'<div class="lists">{"".join(parts)}</div>' if any(parts) else ""
 
 
 def _plainly(value: Any) -> str:

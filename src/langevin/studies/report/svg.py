@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
-from langevin.studies.report.numbers import MINUS
+from langevin.studies.words import MINUS
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
@@ -51,6 +51,10 @@ class Look:
         title = f"<title>{escape(tip)}</title>" if tip else ""
         place = f"translate({at[0]:.1f} {at[1]:.1f})" + (f" scale({size:g})" if size != 1 else "")
         return f'<path class="{kind}" style="{self.style}" transform="{place}" d="{shape}">{title}</path>'
+
+    def whisker(self, *lines: str) -> str:
+        """An interval, of lines."""
+        return f'<g class="whisker" style="{self.style}">{"".join(lines)}</g>'
 
     def swatch(self) -> str:
         """The key in a legend: a stretch of the line with the marker on it."""
@@ -194,15 +198,6 @@ def scaffold(frame: Frame, x_label: str, y_label: str) -> str:
     return "".join(parts)
 
 
-def drawing(key: str, title: str, description: str, size: Point, body: str) -> str:
-    """One picture, named and described for those who do not see it."""
-    return (
-        f'<svg class="chart" role="img" viewBox="0 0 {size[0]:g} {size[1]:g}" '
-        f'aria-labelledby="{key}-t {key}-d"><title id="{key}-t">{escape(title)}</title>'
-        f'<desc id="{key}-d">{escape(description)}</desc>{body}</svg>'
-    )
-
-
 def clipped(key: str, frame: Frame, body: str) -> str:
     """Cut what leaves the frame."""
     place = f'x="{frame.left:g}" y="{frame.top - 3:g}"'
@@ -239,13 +234,65 @@ def shortened(name: str, length: int) -> str:
     return name if len(name) <= length else name[: length - 1] + "…"
 
 
-def figure(title: str, svg: str, legend: str = "", note: str = "", kind: str = "") -> str:
-    """A drawing under its title, with its legend and what one should know to read it."""
-    under = f'<p class="note">{escape(note)}</p>' if note else ""
+def figure(
+    key: str,
+    title: str,
+    description: str,
+    size: Point,
+    body: str,
+    *,
+    legend: Iterable[tuple[int, str]] = (),
+    note: str = "",
+    caption: str = "",
+    kind: str = "",
+) -> str:
+    """A drawing under its title, named and described for those who do not see it, with the arms in its
+    legend and what one should know to read it."""
+    names = "".join(f"<li>{Look(i).swatch()}<span>{escape(name)}</span></li>" for i, name in legend)
+    under = f'<ul class="legend">{names}</ul>' if names else ""
+    under += f'<p class="note">{escape(note)}</p>' if note else ""
     classes = f' class="{kind}"' if kind else ""
-    return f"<figure{classes}><figcaption>{escape(title)}</figcaption>{svg}{legend}{under}</figure>"
+    return (
+        f"<figure{classes}><figcaption>{escape(caption or title)}</figcaption>"
+        f'<svg class="chart" role="img" viewBox="0 0 {size[0]:g} {size[1]:g}" '
+        f'aria-labelledby="{key}-t {key}-d"><title id="{key}-t">{escape(title)}</title>'
+        f'<desc id="{key}-d">{escape(description)}</desc>{body}</svg>{under}</figure>'
+    )
 
 
-def legend(entries: list[tuple[int, str]]) -> str:
-    items = "".join(f"<li>{Look(i).swatch()}<span>{escape(name)}</span></li>" for i, name in entries)
-    return f'<ul class="legend">{items}</ul>'
+@dataclass(frozen=True)
+class Dot:
+    """A point of a chart, what it says, and its interval."""
+
+    x: float
+    y: float
+    shown: str
+    tip: str
+    ends: tuple[float, ...] = ()
+
+    def drawn(self, frame: Frame, look: Look, size: float = 1.0) -> str:
+        bar = ""
+        if self.ends:
+            low, high = (frame.at(self.x, end) for end in self.ends)
+            bar = look.whisker(line(low, high, "bar"))
+        return bar + look.marker(frame.at(self.x, self.y), size, tip=self.tip)
+
+
+def line_chart(
+    key: str,
+    title: str,
+    frame: Frame,
+    labels: tuple[str, str],
+    lines: dict[str, list[Dot]],
+    *,
+    under: str = "",
+    note: str = "",
+) -> str:
+    """A line for each name, through its dots."""
+    marks = [under]
+    for look, dots in zip(map(Look, range(len(lines))), lines.values(), strict=True):
+        marks.append(look.line([frame.at(dot.x, dot.y) for dot in dots]))
+        marks += [dot.drawn(frame, look) for dot in dots]
+    told = "; ".join(f"{name}: {', '.join(dot.shown for dot in dots)}" for name, dots in lines.items())
+    body = scaffold(frame, *labels) + "".join(marks)
+    return figure(key, title, f"{told}.", (WIDE, 296), body, legend=enumerate(lines), note=note)

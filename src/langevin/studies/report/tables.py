@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from langevin.studies.report.numbers import NOTHING
-from langevin.studies.report.reading import Results
+from langevin.studies.results import Results
+from langevin.studies.words import NOTHING
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
+    """The head of a column; its kind is also that of cells in it that are plain text."""
+
     label: str
     unit: str = ""
     kind: str = ""
@@ -38,53 +40,55 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
-    """The head of a row, as HTML, and its cells."""
+class Head:
+    """The first cell of a row, whose content is HTML already."""
 
-    head: str
-    cells: list[Cell]
+    content: str
+    value: str = ""
+    kind: str = ""
 
     def html(self) -> str:
-        return f"<tr>{self.head}{''.join(cell.html() for cell in self.cells)}</tr>"
+        value = f' data-value="{escape(self.value)}"' if self.value else ""
+        return f'<th scope="row"{value}{_classed(self.kind)}>{self.content}</th>'
 
 
-def table(columns: list[Column], rows: list[Row], caption: str, sortable: bool = False) -> str:
-    """A table in a box of its own, which scrolls where the page is narrower than the table."""
-    head = "".join(column.html() for column in columns)
-    body = "".join(row.html() for row in rows)
+def table(columns: list[Column], rows: list[list[Any]], caption: str, sortable: bool = False) -> str:
+    """A table in a box of its own, which scrolls where the page is narrower than the table; nothing without
+    rows. A row is its head and its cells, or their text."""
+    if not rows:
+        return ""
+    body = "".join(f"<tr>{_row(columns, row)}</tr>" for row in rows)
     sort = " data-sortable" if sortable and len(rows) > 1 else ""
+    head = "".join(column.html() for column in columns)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table{sort}>'
         f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
+def _row(columns: list[Column], row: list[Any]) -> str:
+    head, *cells = row
+    head = Head(escape(head), kind=columns[0].kind) if isinstance(head, str) else head
+    pairs = zip(cells, columns[1:], strict=True)
+    made = [Cell(cell, kind=column.kind) if isinstance(cell, str) else cell for cell, column in pairs]
+    return "".join(part.html() for part in (head, *made))
+
+
 def _classed(kind: str) -> str:
     return f' class="{kind}"' if kind else ""
-
-
-def plain_head(name: str, kind: str = "") -> str:
-    return f'<th scope="row"{_classed(kind)}>{escape(name)}</th>'
 
 
 def published_table(results: Results) -> str:
     """What was published beside what we found, and whether it held."""
     tones = {"yes": "better", "no": "worse"}
-    rows = [
-        Row(
-            plain_head(str(c["claim"]), "words"),
-            [
-                Cell(_free(c.get("published")), kind="wrap"),
-                Cell(_free(c.get("ours")), kind="wrap"),
-                Cell(c["held"], kind=tones.get(c["held"], "quiet")),
-                Cell(c.get("sentence") or "", kind="words"),
-            ],
-        )
-        for c in results.get("published") or []
-    ]
-    columns = [Column("claim"), Column("published"), Column("ours"), Column("held")]
-    columns.append(Column("in a sentence", kind="words"))
-    return table(columns, rows, "Published claims and what we found") if rows else ""
+    columns = [Column("claim", kind="words"), Column("published", kind="wrap"), Column("ours", kind="wrap")]
+    columns += [Column("held"), Column("in a sentence", kind="words")]
+    rows = []
+    for claim in results.get("published") or []:
+        held = Cell(claim["held"], kind=tones.get(claim["held"], "quiet"))
+        numbers = (_free(claim.get(key)) for key in ("published", "ours"))
+        rows.append([str(claim["claim"]), *numbers, held, claim.get("sentence") or ""])
+    return table(columns, rows, "Published claims and what we found")
 
 
 def _free(value: Any) -> str:
@@ -93,40 +97,23 @@ def _free(value: Any) -> str:
 
 def failed_table(results: Results) -> str:
     """Every run that did not finish, with its error."""
+    columns = [Column("arm"), Column("seed"), Column("folder", kind="words"), Column("error", kind="words")]
     rows = [
-        Row(
-            plain_head(arm["name"]),
-            [
-                Cell(str(run["seed"])),
-                Cell(str(run.get("path") or ""), kind="words"),
-                Cell(str(run.get("error") or "no error was recorded"), kind="words"),
-            ],
-        )
+        [arm["name"], str(run["seed"]), run.get("path") or "", run.get("error") or "no error was recorded"]
         for arm in results["arms"]
         for run in arm["runs"]
         if run["status"] != "done"
     ]
-    columns = [Column("arm"), Column("seed"), Column("folder", kind="words"), Column("error", kind="words")]
-    return table(columns, rows, "Failed runs") if rows else ""
+    return table(columns, rows, "Failed runs")
 
 
 def splits_table(results: Results) -> str:
     """The data, by split, with the hash of the text."""
-    splits = (results.get("data") or {}).get("splits") or {}
-    rows = [
-        Row(
-            plain_head(name),
-            [
-                *(Cell(_count(split.get(key))) for key in ("tokens", "characters", "documents")),
-                Cell(str(split.get("text_sha256") or NOTHING), kind="hash"),
-            ],
-        )
-        for name, split in splits.items()
-    ]
-    columns = [Column(label) for label in ("split", "tokens", "characters", "documents")]
+    counts = ("tokens", "characters", "documents")
+    columns = [Column(label) for label in ("split", *counts)]
     columns.append(Column("SHA-256 of the text", kind="words"))
-    return table(columns, rows, "Data by split") if rows else ""
-
-
-def _count(value: Any) -> str:
-    return NOTHING if value is None else f"{value:,}"
+    rows = []
+    for name, split in ((results.get("data") or {}).get("splits") or {}).items():
+        shown = (NOTHING if split.get(key) is None else f"{split[key]:,}" for key in counts)
+        rows.append([name, *shown, Cell(split.get("text_sha256") or NOTHING, kind="hash")])
+    return table(columns, rows, "Data by split")

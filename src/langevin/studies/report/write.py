@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
-from langevin.errors import UsageError, WorkError
+from langevin.errors import UsageError
+from langevin.runs.files import not_written, write_text
 from langevin.studies.report.exports import latex_table, runs_csv, summary_csv
 from langevin.studies.report.page import page
 
@@ -37,12 +37,10 @@ def write_report(results: dict[str, Any], folder: Path) -> Path:
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            _write_whole(folder / name, content)
     except OSError as error:
-        raise WorkError(
-            f"cannot write the report into {folder}: {error}", "Free or choose another folder."
-        ) from error
+        raise not_written(folder, error) from error
+    for name, content in files.items():
+        write_text(folder / name, content)
     return folder / "report.html"
 
 
@@ -64,15 +62,3 @@ def _plain(value: Any) -> Any:
     raise UsageError(
         f"a report cannot hold a {type(value).__name__}: {value!r}", "Give numbers, text, lists or dicts."
     )
-
-
-def _write_whole(path: Path, content: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("w", encoding="utf-8", newline="") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""What things cost, as ratios measured side by side in one run."""

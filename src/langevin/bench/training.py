@@ -1,0 +1,214 @@
+"""`langevin bench train`: tokens a second of whole training steps, as ratios to softmax in the same run.
+
+Every mixer trains the same model on the same random tokens by the loop that `langevin train` uses. Runs of
+the mixers alternate. Beside the loop stands the bare device work of its steps, launched back to back
+without any bookkeeping: their ratio is what the host costs. FLOP/s are set against a large matrix product
+timed in the same run, and against what the vendor states.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from langevin.bench.mixers import BASELINE
+from langevin.data import order
+from langevin.environment import environment, pick_device
+from langevin.errors import UsageError
+from langevin.evaluation.cost import PeakMemory
+from langevin.mixers import parse
+from langevin.models.cost import flops_of, peak_flops
+from langevin.settings import TrainConfig
+from langevin.training.loop import WARM, Trainer
+from langevin.training.progress import Progress
+from langevin.training.start import build, resolved
+
+ENDLESS = 10**9
+
+
+@dataclass(frozen=True)
+class RandomTokens:
+    """What the loop needs of a corpus, with nothing to learn in it."""
+
+    vocab_size: int
+    count: int
+    separator = 0
+
+    def tokens(self, split: str) -> np.ndarray:
+        some = np.random.default_rng(0).integers(self.vocab_size, size=min(self.count, 2**20))
+        return np.resize(some.astype(np.int32), self.count)
+
+    def rows(self, split: str, starts: np.ndarray, length: int, first: int | None = None) -> np.ndarray:
+        return self.tokens(split)[order.windows(self.count, starts, length)].astype(np.int64)
+
+    def scored(self, targets: torch.Tensor) -> None:
+        return None
+
+    def device_tokens(self, split: str, device: torch.device, first: int) -> torch.Tensor:
+        return torch.from_numpy(self.tokens(split)[:first]).to(device)
+
+
+@dataclass(frozen=True)
+class TrainingSpeed:
+    mixer: str
+    parameters: int
+    parts: int  # a step is computed in
+    captured: bool  # as a CUDA graph
+    tokens_per_second: float
+    spread: float  # interquartile range
+    ratio: float  # median over rounds of this / softmax
+    host_ratio: float  # seconds of the loop / seconds of its bare device work, median over rounds
+    flops: float  # per second
+    of_matmul: float
+    of_vendor_peak: float | None
+
+
+def bench_training(
+    specs: list[str],
+    config: TrainConfig,
+    *,
+    vocab: int,
+    rounds: int = 5,
+    seconds: float = 1.0,
+    progress: Callable[[str], None] = lambda what: None,
+) -> dict[str, Any]:
+    """Training speed of every spec, each timed for `seconds` in each of the rounds."""
+    if rounds < 1 or seconds <= 0 or vocab < 2:
+        raise UsageError("rounds, seconds and vocab must be positive (vocab 2 or more)")
+    device = pick_device(config.device)
+    config = resolved(replace(config, task="lm(mask_documents=False)"), device)
+    tokens = RandomTokens(vocab, max(100_000, 20 * config.batch * config.context))
+    specs = [BASELINE, *(s for s in (str(parse(s)) for s in specs) if s != BASELINE)]
+    with tempfile.TemporaryDirectory() as folder:
+        cases = {}
+        for spec in specs:
+            progress(f"{spec}: compiling and warming up")
+            cases[spec] = _Case(replace(config, mixer=spec), tokens, device, Path(folder), seconds)
+        product = matmul_flops(device)
+        for turn in range(rounds):
+            for spec, case in cases.items():
+                progress(f"{spec}: round {turn + 1} of {rounds}")
+                case.round()
+    base = cases[BASELINE].loop
+    vendor = peak_flops(torch.cuda.get_device_name()) if device.startswith("cuda") else None
+    rows = [case.row(base, product, vendor) for case in cases.values()]
+    shape = {k: v for k, v in asdict(config).items() if k in SHAPE}
+    return {
+        "settings": {**shape, "vocab": vocab, "rounds": rounds, "seconds a round": seconds},
+        "machine": environment(device),
+        "matmul FLOP/s": product,
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def alone(config: TrainConfig, data: Any, device: str, seconds: float = 0.2) -> dict[str, float | None]:
+    """Tokens a second and peak memory of training steps on these data, alone on the device."""
+    peak = PeakMemory(device)
+    with tempfile.TemporaryDirectory() as folder:
+        case = _Case(config, data, device, Path(folder), seconds)
+        for _ in range(3):
+            case.round(bare=False)
+        case.steps.close()
+    return {
+        "tokens_per_second": case.a_step / statistics.median(case.loop),
+        "peak_memory_bytes": peak(),
+    }
+
+
+SHAPE = (
+    *("layers", "width", "heads", "kv_heads", "context", "batch", "positions", "mlp", "mlp_width", "norm"),
+    *("qk_norm", "tie", "optimizer", "precision", "compile", "graphs", "checkpointing", "accumulate"),
+)
+
+
+class _Case:
+    """One mixer, ready to train; times are seconds a step."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: Any,
+        device: str,
+        folder: Path,
+        seconds: float,
+    ) -> None:
+        config = replace(config, steps=ENDLESS, tokens=None, minutes=None)
+        config = replace(config, eval_every=ENDLESS, checkpoint_every=ENDLESS)
+        torch.manual_seed(0)
+        self.trainer = Trainer(config, build(config, data).to(device), data, folder)
+        self.spec, self.a_step = config.mixer, self.trainer.a_step
+        self.steps: Generator[None] = self.trainer.steps(Progress(folder, quiet=True))
+        self.loop: list[float] = []
+        self.bare: list[float] = []
+        _finished(lambda: self._take(WARM + 2), device)
+        once = _finished(lambda: self._take(3), device) / 3
+        self.count = max(3, math.ceil(seconds / once))
+        self.device = device
+
+    def _take(self, count: int) -> None:
+        for _ in range(count):
+            next(self.steps)
+
+    def _bare(self) -> None:
+        graph = self.trainer.compute.graph
+        with self.trainer._stream():
+            for _ in range(self.count):
+                if graph is None:
+                    self.trainer._compute()
+                else:
+                    graph.replay()
+
+    def round(self, *, bare: bool = True) -> None:
+        self.loop.append(_finished(lambda: self._take(self.count), self.device) / self.count)
+        if bare:
+            self.bare.append(_finished(self._bare, self.device) / self.count)
+
+    def row(self, base: list[float], product: float, vendor: float | None) -> TrainingSpeed:
+        trainer, rates = self.trainer, [self.a_step / s for s in self.loop]
+        rate = statistics.median(rates)
+        flops = rate * flops_of(trainer.model, trainer.config.context)
+        low, _, high = statistics.quantiles(rates, n=4) if len(rates) > 1 else (rate, rate, rate)
+        return TrainingSpeed(
+            mixer=self.spec,
+            parameters=sum(p.numel() for p in trainer.model.parameters()),
+            parts=trainer.parts,
+            captured=trainer.compute.graph is not None,
+            tokens_per_second=rate,
+            spread=high - low,
+            ratio=statistics.median(b / a for a, b in zip(self.loop, base, strict=True)),
+            host_ratio=statistics.median(a / b for a, b in zip(self.loop, self.bare, strict=True)),
+            flops=flops,
+            of_matmul=flops / product,
+            of_vendor_peak=None if vendor is None else flops / vendor,
+        )
+
+
+def _finished(work: Callable[[], None], device: str) -> float:
+    begin = time.perf_counter()
+    work()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
+
+
+def matmul_flops(device: str) -> float:
+    """FLOP/s of a large matrix product: bfloat16 on a GPU, float32 on a CPU; the best of five."""
+    on_gpu = device.startswith("cuda")
+    n, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+
+    def products() -> None:
+        for _ in range(5):
+            torch.mm(a, b)
+
+    _finished(products, device)
+    return max(5 * 2 * n**3 / _finished(products, device) for _ in range(5))

@@ -1,0 +1,118 @@
+"""Parse a command, run it, and turn what goes wrong into a line of cause and one of remedy.
+
+Nothing heavy is imported before a command runs, so help is instant. Exit status: 0 done, 1 the work failed
+(or a check did), 2 the command was wrong.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from typing import Any
+
+import tyro
+
+from langevin import __version__
+from langevin.cli.mixers import Bench, Check, Convert, Doctor, ListNames
+from langevin.cli.runs import Data, Evaluate, Generate, Plot, Train
+from langevin.cli.studies import Compare, Report, Reproduce
+from langevin.errors import UsageError, WorkError, one_line
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "list": ListNames,
+    "check": Check,
+    "bench": Bench,
+    "convert": Convert,
+    "data": Data,
+    "train": Train,
+    "evaluate": Evaluate,
+    "generate": Generate,
+    "plot": Plot,
+    "compare": Compare,
+    "report": Report,
+    "reproduce": Reproduce,
+    "doctor": Doctor,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [a for a in arguments if a != "--debug"]
+    warnings.showwarning = _warn
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory profiler announces itself otherwise
+    try:
+        if arguments == ["--version"]:
+            print(f"langevin {__version__}")
+            return 0
+        return int(_parse(arguments)())
+    except KeyboardInterrupt as error:
+        print(f"langevin: {str(error) or 'interrupted'}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        return _told(error)
+
+
+def _told(error: Exception) -> int:
+    """Say what went wrong in two lines; the exit status."""
+    cause, remedy = one_line(error), getattr(error, "remedy", "")
+    if not isinstance(error, UsageError | WorkError | OSError):
+        remedy = "This was not foreseen: add --debug for the traceback."
+    print(f"langevin: {cause}", file=sys.stderr)
+    if remedy:
+        print(remedy, file=sys.stderr)
+    return 2 if isinstance(error, UsageError) else 1
+
+
+def _parse(arguments: list[str]) -> Any:
+    """The command that was meant, with its options."""
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        from tyro.extras import subcommand_cli_from_dict
+
+        about = "Train, check and fairly compare how tokens mix and how text is generated. "
+        about += "Any command takes --debug, for a traceback."
+        return subcommand_cli_from_dict(COMMANDS, prog="langevin", description=about, args=["--help"])
+    if name not in COMMANDS:
+        from langevin.errors import unknown
+
+        raise unknown("command", name, COMMANDS)
+    given = arguments[1:]
+    command: Any = COMMANDS[name]
+    default = command.started(given) if hasattr(command, "started") else tyro.MISSING_NONPROP
+    kind = type(default) if hasattr(command, "started") else command
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(kind, prog=f"langevin {name}", default=default, args=given)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise _refused(said.getvalue(), name) from None
+
+
+def _refused(said: str, name: str) -> UsageError:
+    """What the option parser has against a command: its box of several lines, in two."""
+    lines = [line.strip(" │╭╮╰╯") for line in said.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("─")]
+    text = " ".join(lines)
+    cause = re.split(r" Perhaps you meant| For full helptext| Similar arguments| ─", text)[0]
+    near = re.search(r"(?:Perhaps you meant:?|Similar arguments:?).*?(--[\w-]+)", text)
+    meant = f"Did you mean {near[1]}? " if near else ""
+    return UsageError(cause or "the options cannot be read", f"{meant}See langevin {name} --help.")
+
+
+def _warn(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+    """A warning in one line, without the line of source that raised it."""
+    print(f"langevin: warning: {message}", file=sys.stderr)

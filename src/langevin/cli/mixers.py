@@ -1,0 +1,394 @@
+"""The commands about mixers: list, check, bench, convert, doctor."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from rich import box
+from rich.table import Table
+
+from langevin.cli.tables import check_folder, console_for, print_rows, table_of, write_numbers
+from langevin.errors import UsageError
+from langevin.settings import TrainConfig, check_count
+
+# What `bench` measures of a mixer when no spec is named, where that is not the bare name.
+BENCHED = {"heat": ["heat(t=0.28)", "heat(t='adaptive')", "heat(t=0.16, alpha=1.0)"]}
+
+
+@dataclass(frozen=True)
+class ListNames:
+    """List what langevin knows by name."""
+
+    kind: tyro.conf.Positional[
+        Literal["mixers", "wrappers", "aliases", "objectives", "tasks", "data", "recipes"]
+    ] = "mixers"
+    """What to list."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        print_rows(_listed(self.kind), self.json)
+        return 0
+
+
+def _listed(kind: str) -> list[dict[str, Any]]:
+    if kind == "data":
+        from dataclasses import asdict
+
+        from langevin import data
+
+        return [asdict(row) for row in data.names()]
+    if kind == "recipes":
+        from langevin.studies import recipe
+
+        return [dict(row) for row in recipe.described()]
+    if kind == "tasks":
+        from langevin.tasks import TASKS
+
+        return TASKS.described()
+    if kind == "objectives":
+        from langevin.objectives import OBJECTIVES
+
+        return OBJECTIVES.described()
+    from langevin import mixers
+    from langevin.registry import make, written
+
+    if kind == "aliases":
+        known = mixers.MIXERS.aliases.items()
+        return [{"name": a, "means": written(make(mixers.MIXERS[n], v))} for a, (n, v) in known]
+    if kind == "wrappers":
+        return mixers.WRAPPERS.described()
+    order = mixers.names()
+    return sorted(mixers.MIXERS.described(), key=lambda row: order.index(row["name"]))
+
+
+@dataclass(frozen=True)
+class Check:
+    """Check that a mixer, or a saved causal model, keeps its promises.
+
+    Tries to break it: future leaks, prefixes, caches, padding, packed documents, randomness in evaluation,
+    gradients, low precision, extreme inputs, compilation and the formula itself. Exit status 1 when
+    something fails.
+
+    Examples: langevin check heat ; langevin check mine.py:Mixer --against "ssmax(s=0.43)" ;
+    langevin check runs/x/model
+    """
+
+    targets: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Mixer specs, file.py:Name, or folders of saved models; none: every mixer and wrapper."""
+    against: str | None = None
+    """Also compare with the formula of this mixer."""
+    only: tuple[str, ...] = ()
+    """Try only these properties, by name."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        from langevin.check import check
+        from langevin.mixers import examples
+
+        console = console_for(stderr=True)
+        reports = []
+        for target in self.targets or examples():
+            with console.status(f"checking {target}") as status:
+
+                def progress(name: str, target: str = target, status: Any = status) -> None:
+                    status.update(f"checking {target}: {name}")
+
+                report = check(
+                    target, against=self.against, only=list(self.only) or None, progress=progress
+                )
+            reports.append(report)
+            if not self.json and self.targets:
+                _print_report(report)
+        if self.json:
+            print(json.dumps([report.as_dict() for report in reports], indent=2))
+        elif not self.targets:
+            _print_matrix(reports)
+        return 0 if all(report.passed for report in reports) else 1
+
+
+def _print_report(report: Any) -> None:
+    table = Table("property", "", "what was seen", title=report.subject, title_justify="left")
+    mark = {True: "[green]pass[/]", False: "[bold red]FAIL[/]", None: "[dim]-[/]"}
+    for row in report.rows:
+        table.add_row(row.property, mark[row.passed], row.detail)
+    console_for().print(table)
+
+
+def _print_matrix(reports: list[Any]) -> None:
+    """One line per subject, one numbered column per property; failures in full below."""
+    columns = list(dict.fromkeys(row.property for report in reports for row in report.rows))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("mixer", no_wrap=True)
+    for number in range(1, len(columns) + 1):
+        table.add_column(str(number), justify="right")
+    mark = {True: "[green]✓[/]", False: "[bold red]✗[/]", None: "[dim]-[/]"}
+    for report in reports:
+        found = {row.property: mark[row.passed] for row in report.rows}
+        table.add_row(report.subject, *(found.get(name, mark[None]) for name in columns))
+    console = console_for()
+    console.print(table)
+    legend = "   ".join(f"{i} {name}" for i, name in enumerate(columns, 1))
+    console.print(f"{legend}\n✓ holds   ✗ fails   - not offered by this mixer", style="dim")
+    for report in reports:
+        for row in report.rows:
+            if row.passed is False:
+                console.print(f"[bold red]FAIL[/] {report.subject}: {row.property}: {row.detail}")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure time and peak memory of mixers, as ratios to plain softmax in the same run.
+
+    mixers: the mixing alone, forward and backward, at several lengths. train: whole training steps.
+    generate: a token of the texts that langevin generate writes.
+
+    Examples: langevin bench mixers ssmax "heat(t=0.28)" --lengths 1024 4096 --device cuda --compile ;
+    langevin bench train ssmax sigmoid --layers 4 --width 256 --context 256 --batch 32 --vocab 50257
+    """
+
+    what: tyro.conf.Positional[Literal["mixers", "train", "generate"]] = "mixers"
+    """What to measure."""
+    specs: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Mixer specs; none: every mixer."""
+    width: int = 256
+    heads: int = 4
+    repeats: int = 10
+    """Timed runs of each; the median and the interquartile range are reported."""
+    device: str = "cpu"
+    json: Path | None = None
+    """Also write every number to this file."""
+
+    lengths: tuple[int, ...] = (256, 1024, 2048)
+    """mixers: sequence lengths."""
+    tokens: int = 2048
+    """mixers: tokens per batch: the batch is tokens // length, at least 1."""
+    bidirectional: bool = False
+    """mixers: measure without causality."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """mixers, generate: the type of inputs and weights."""
+    compile: bool = False
+    """mixers: measure under torch.compile (train does it on a GPU)."""
+
+    layers: int = 4
+    """train, generate: layers of the model."""
+    context: int = 256
+    """train: tokens a sequence; generate: twice those of the prompt."""
+    batch: int = 32
+    """train: sequences a step; generate: texts at a time, beside one alone."""
+    vocab: int = 256
+    """train, generate: size of the vocabulary."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """train: the optimiser."""
+    positions: Literal["none", "learned", "sinusoidal", "rope", "alibi"] = "rope"
+    """train: the positions."""
+    checkpointing: bool = False
+    """train: compute activations again in the backward pass."""
+
+    def __call__(self) -> int:
+        for name in ("width", "heads", "repeats", "tokens", "layers", "context", "batch", "vocab"):
+            check_count(name, getattr(self, name))
+        if not self.lengths:
+            raise UsageError("--lengths names no length", "Give one or more, such as --lengths 256 1024.")
+        for length in self.lengths:
+            check_count("length", length)
+        check_folder(self.json)
+        measure = {"mixers": self._mixers, "train": self._train, "generate": self._generate}
+        write_numbers(measure[self.what](), self.json)
+        return 0
+
+    def _mixers(self) -> dict[str, Any]:
+        from langevin import mixers
+        from langevin.bench.mixers import Settings, bench_mixers
+
+        settings = Settings(
+            lengths=self.lengths,
+            width=self.width,
+            heads=self.heads,
+            tokens=self.tokens,
+            causal=not self.bidirectional,
+            device=self.device,
+            dtype=self.dtype,
+            compile=self.compile,
+            repeats=self.repeats,
+        )
+        specs = list(self.specs) or [v for n in mixers.names() for v in BENCHED.get(n, [n])]
+        with console_for(stderr=True).status("measuring") as status:
+            result = bench_mixers(specs, settings, progress=status.update)
+        for part, about in (
+            ("module", "x to x, with projections and rotary positions"),
+            ("core", "q, k, v to mixed values"),
+        ):
+            _print_bench(part, about, [row for row in result["rows"] if row["part"] == part])
+        console_for().print(
+            f"{result['machine']['device']}, {settings.dtype}, torch {result['machine']['torch']}; "
+            f"median of {settings.repeats} ± interquartile range; × softmax: median of run-by-run ratios; "
+            "MiB: peak of forward and backward",
+            style="dim",
+        )
+        return result
+
+    def _settings(self) -> TrainConfig:
+        shared = [name for name in vars(self) if name in TrainConfig.__dataclass_fields__]
+        shared = [name for name in shared if name not in ("tokens", "compile")]  # they are of mixers
+        return TrainConfig(**{name: getattr(self, name) for name in shared})
+
+    def _generate(self) -> dict[str, Any]:
+        from langevin import mixers
+        from langevin.bench.decoding import bench_decoding
+
+        with console_for(stderr=True).status("measuring") as status:
+            result = bench_decoding(
+                list(self.specs) or mixers.names(),
+                self._settings(),
+                vocab=self.vocab,
+                batches=tuple(dict.fromkeys((1, self.batch))),
+                dtype=self.dtype,
+                rounds=self.repeats,
+                progress=status.update,
+            )
+        columns = ("texts", "ms/token", "± range", "× softmax", "bytes kept a text", "at twice the length")
+        table = table_of("decoding", "mixer", *columns)
+        for row in result["rows"]:
+            table.add_row(
+                row["mixer"],
+                str(row["batch"]),
+                f"{row['ms_per_token']:.3f}",
+                f"{row['spread_ms']:.3f}",
+                f"{row['ratio']:.2f}",
+                *(f"{size:,}" for size in row["state_bytes"].values()),
+            )
+        console_for().print(table)
+        return result
+
+    def _train(self) -> dict[str, Any]:
+        from langevin import mixers
+        from langevin.bench.training import bench_training
+
+        config = self._settings()
+        specs = list(self.specs) or mixers.names()
+        with console_for(stderr=True).status("measuring") as status:
+            result = bench_training(
+                specs, config, vocab=self.vocab, rounds=self.repeats, progress=status.update
+            )
+        columns = ("parameters", "tokens/s", "± IQR", "× softmax", "loop / bare", "TFLOP/s", "of matmul")
+        table = table_of("training steps", "mixer", *columns)
+        for row in result["rows"]:
+            table.add_row(
+                row["mixer"],
+                f"{row['parameters']:,}",
+                f"{row['tokens_per_second']:,.0f}",
+                f"{row['spread']:,.0f}",
+                f"{row['ratio']:.3f}",
+                f"{row['host_ratio']:.3f}",
+                f"{row['flops'] / 1e12:.3g}",
+                f"{row['of_matmul']:.1%}",
+            )
+        console_for().print(table)
+        about = (
+            f"{result['machine']['device']}, torch {result['machine']['torch']}; a large matrix product: "
+        )
+        about += f"{result['matmul FLOP/s'] / 1e12:.3g} TFLOP/s; medians of {self.repeats} rounds in turn"
+        console_for().print(about, style="dim")
+        return result
+
+
+def _print_bench(part: str, about: str, rows: list[dict[str, Any]]) -> None:
+    columns = ("forward ms", "×", "fwd+bwd ms", "×", "MiB", "×")
+    table = table_of(f"{part}: {about}", "mixer", *columns)
+    table.padding = (0, 1, 0, 0)
+    length = None
+    for row in rows:
+        if length != row["length"]:
+            length = row["length"]
+            table.add_row(f"[bold]{length:,} tokens[/] × {row['batch']}")
+        table.add_row(
+            row["mixer"],
+            _with_spread(row["forward_ms"], row["forward_spread_ms"]),
+            f"{row['forward_ratio']:.2f}",
+            _with_spread(row["both_ms"], row["both_spread_ms"]),
+            f"{row['both_ratio']:.2f}",
+            f"{row['peak_mib']:.0f}",
+            f"{row['peak_ratio']:.2f}",
+        )
+    console_for().print(table)
+
+
+def _with_spread(median: float, spread: float) -> str:
+    return f"{median:.2f} ±{100 * spread / median:.0f}%"
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Put a mixer into a saved transformers model.
+
+    Example: langevin convert path/to/gpt2 "softmax+drift" --out converted
+    """
+
+    model: tyro.conf.Positional[str]
+    """A folder made by save_pretrained, a run, or a name on the Hugging Face Hub."""
+    spec: tyro.conf.Positional[str]
+    """The mixer, for example "heat(t='head')"."""
+    out: Path
+    """The folder to write."""
+    layers: str | None = None
+    """Only these layers, for example 0,2,5."""
+
+    def __call__(self) -> int:
+        from langevin.models.pretrained import located
+
+        model = located(
+            self.model
+        )  # a wrong name should not wait for torch, nor a wrong spec for the model
+        if self.out.exists() and any(self.out.iterdir()):
+            raise UsageError(f"{self.out} is not empty", "Choose another --out, or empty it.")
+        if self.layers is not None and not re.fullmatch(r"\d+(,\d+)*", self.layers):
+            raise UsageError(f"--layers {self.layers} are not numbers of layers", "Write them as 0,2,5.")
+        layers = None if self.layers is None else [int(number) for number in self.layers.split(",")]
+        from langevin.mixers import parse
+        from langevin.models.convert import convert, from_pretrained
+
+        parse(self.spec)
+        with console_for(stderr=True).status(f"converting {self.model}"):
+            converted = convert(from_pretrained(model), self.spec, layers=layers)
+            converted.save_pretrained(self.out)
+        print(f"{self.out}: {type(converted).__name__} with {parse(self.spec)}")
+        print(
+            f'Load it with langevin.from_pretrained("{self.out}"); test it with langevin check {self.out}'
+        )
+        return 0
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Say what this machine has and whether langevin works on it."""
+
+    def __call__(self) -> int:
+        import torch
+        import transformers
+
+        from langevin import __version__
+        from langevin.environment import can_compile
+
+        table = Table("what", "found", show_header=False)
+        table.add_row("langevin", __version__)
+        table.add_row("python", platform.python_version())
+        table.add_row("torch", torch.__version__)
+        table.add_row("transformers", transformers.__version__)
+        table.add_row("CPU threads", str(torch.get_num_threads()))
+        if torch.cuda.is_available():
+            memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+            table.add_row("GPU", f"{torch.cuda.get_device_name()} ({memory:.0f} GiB)")
+        else:
+            table.add_row("GPU", "none that torch sees")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        table.add_row("compiler", "found" if can_compile(device) else "none: torch.compile cannot be used")
+        console_for().print(table)
+        return Check(("softmax",), only=("no future leak", "gradients"))()

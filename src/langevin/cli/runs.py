@@ -1,0 +1,363 @@
+"""The commands about runs: data, train, evaluate, generate, plot."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from langevin.cli.tables import console_for, interval, print_pairs, print_rows, table_of
+from langevin.errors import UsageError
+from langevin.registry import written
+from langevin.settings import (
+    GROUPS,
+    BudgetSettings,
+    DataSettings,
+    ModelSettings,
+    ObjectiveSettings,
+    OptimisationSettings,
+    RunSettings,
+    TaskSettings,
+    TrainConfig,
+    check_count,
+    check_seed,
+    read_seeds,
+)
+from langevin.tasks import TASKS
+
+BUDGETS = ("--tokens", "--steps", "--minutes")
+
+
+@dataclass(frozen=True)
+class Data:
+    """List data sets, or prepare some: fetch, tokenise and cache.
+
+    Example: langevin data prepare stories text8
+    """
+
+    what: tyro.conf.Positional[Literal["list", "prepare"]] = "list"
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Names, text files or folders of text files."""
+    tokenizer: str | None = None
+    """bytes, chars, bpe-N, or a transformers tokenizer; default: what suits the data."""
+    text_column: str | None = None
+    """The column of a CSV, TSV or JSONL file that holds the texts; default: text."""
+    json: bool = False
+    """Print the list as JSON."""
+
+    def __call__(self) -> int:
+        from langevin import data
+
+        if self.what == "list":
+            if self.names:
+                raise UsageError(
+                    f"data list takes no names, not {self.names[0]}", "To fetch one: langevin data prepare."
+                )
+            print_rows([asdict(row) for row in data.names()], self.json)
+            return 0
+        if not self.names:
+            raise UsageError("no data set was named", "See langevin data list.")
+        own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
+        for name in self.names:
+            corpus = data.prepare(name, tokenizer=self.tokenizer, **own)
+            sizes = {
+                f"{split} {what}": facts[what]
+                for split, facts in corpus.manifest["splits"].items()
+                for what in ("tokens", "characters", "documents")
+            }
+            print_pairs({"data": name, "vocabulary": corpus.vocab_size, **sizes, "kept in": corpus.folder})
+        return 0
+
+
+@dataclass(frozen=True)
+class WithSettings:
+    """The settings of training runs, in groups; those of the task itself join them when it is known."""
+
+    task: tyro.conf.OmitArgPrefixes[TaskSettings] = field(default_factory=TaskSettings)
+    data: tyro.conf.OmitArgPrefixes[DataSettings] = field(default_factory=DataSettings)
+    objective: tyro.conf.OmitArgPrefixes[ObjectiveSettings] = field(default_factory=ObjectiveSettings)
+    model: tyro.conf.OmitArgPrefixes[ModelSettings] = field(default_factory=ModelSettings)
+    optimisation: tyro.conf.OmitArgPrefixes[OptimisationSettings] = field(
+        default_factory=OptimisationSettings
+    )
+    budget: tyro.conf.OmitArgPrefixes[BudgetSettings] = field(default_factory=BudgetSettings)
+    run: tyro.conf.OmitArgPrefixes[RunSettings] = field(default_factory=RunSettings)
+
+    @classmethod
+    def started(cls, arguments: list[str]) -> Any:
+        """What stands before the flags are read: the defaults, or the file of --config."""
+        file = flag(arguments, "--config")
+        if file is None and flag(arguments, "--resume") == "auto":  # a run goes on with its own settings
+            own = Path(flag(arguments, "--out") or "") / "config.yaml"
+            file = str(own) if flag(arguments, "--out") and own.is_file() else None
+        if file is None:
+            return cls.of(arguments, {})
+        if not file:
+            raise UsageError("--config names no file", "Give a YAML file, such as a run's config.yaml.")
+        config, options = cls.read(Path(file))
+        if any(a.partition("=")[0] in BUDGETS for a in arguments):  # one takes the place of another
+            config = replace(config, tokens=None, steps=None, minutes=None)
+        return cls.of(arguments, asdict(config), **options)
+
+    @classmethod
+    def of(cls, arguments: list[str], settings: dict[str, Any], /, **options: Any) -> Any:
+        """The options with these settings, and those of the task under a heading of its own."""
+        parts = {
+            name: group(**{f.name: settings[f.name] for f in fields(group) if f.name in settings})
+            for name, group in GROUPS.items()
+        }
+        task = TASKS.parse(flag(arguments, "--task") or parts["task"].task)
+        if not fields(task):
+            return cls(**parts, **options)
+        own = (task.name, tyro.conf.OmitArgPrefixes[type(task)], field(default=task))  # type: ignore[misc]
+        kind: Any = make_dataclass(cls.__name__, [own], bases=(cls,), frozen=True)
+        kind.__doc__ = cls.__doc__
+        return kind(**parts, **options)
+
+    @staticmethod
+    def read(file: Path) -> tuple[TrainConfig, dict[str, Any]]:
+        """The settings in a file, and the other options that it holds."""
+        return TrainConfig.read(file), {}
+
+    @property
+    def settings(self) -> TrainConfig:
+        values = {k: v for name in GROUPS for k, v in vars(getattr(self, name)).items()}
+        task = TASKS.parse(values["task"])
+        return TrainConfig(**{**values, "task": written(getattr(self, task.name, task))})
+
+
+def flag(arguments: list[str], name: str) -> str | None:
+    """What a flag is given, before the flags are read; it may come once."""
+    found = []
+    for i, word in enumerate(arguments):
+        before, equals, after = word.partition("=")
+        if before == name:
+            found.append(after if equals else "".join(arguments[i + 1 : i + 2]))
+    if len(found) > 1:
+        raise UsageError(f"{name} comes twice", "Give it once.")
+    return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class Train(WithSettings):
+    """Train a model with any mixer, objective and task.
+
+    Example: langevin train --data stories --mixer "heat(t='head')" --minutes 1 --out runs/x
+    """
+
+    out: Path | None = None
+    """The run folder; default: runs/DATA-MIXER-SEED."""
+    config: Path | None = None
+    """A YAML file of settings, such as another run's config.yaml; flags on the command line go first."""
+    resume: Literal["never", "auto"] = "never"
+    """auto: go on from the last whole checkpoint of the run folder, if there is one, with its settings; a
+    finished run goes on when it is given a larger budget."""
+    seeds: str | None = None
+    """Several runs, 0-2 or 0,3,5, one after another."""
+    dry_run: bool = False
+    """Print parameters, FLOPs and memory, and train nothing."""
+
+    def __call__(self) -> int:
+        config = self.settings
+        numbers = read_seeds(self.seeds) if self.seeds is not None else [config.seed]
+        from langevin.runs import train
+        from langevin.training.start import default_folder, estimate
+
+        if self.dry_run:
+            print_pairs(estimate(config))
+            return 0
+        for seed in numbers:
+            one = replace(config, seed=seed)
+            folder = self.out or default_folder(one)
+            folder = folder / f"seed-{seed}" if self.seeds is not None and self.out is not None else folder
+            run, signal = train(one, folder, resume=self.resume == "auto")
+            rows = run.metrics()
+            if signal is not None:
+                step = int(rows[-1]["step"]) if rows else 0
+                print(f"{run.path}: stopped at step {step}; go on with --resume auto")
+                return 130
+            last = [row["loss"] for row in rows if row["split"] == "valid"][-1:] or [float("nan")]
+            print(f"{run.path}: validation loss {last[0]:.4f} nats per token at the end")
+            print(f"Next: langevin evaluate {run.path}; langevin generate {run.path}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """What a run's model is worth on data that it was not trained on, with intervals."""
+
+    path: tyro.conf.Positional[Path]
+    """A run folder."""
+    split: Literal["test", "valid"] = "test"
+    stride: int | None = None
+    """Tokens between windows, where there are such; default: half the context."""
+    checkpoint: str = "best"
+    """best: the model with the lowest validation loss; last; or the number of a step that was kept."""
+    data: str | None = None
+    """Where the data are now, if they were moved: they must be the same."""
+    device: str = "auto"
+    batch: int = 16
+    """Rows at a time."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        for name in ("stride", "batch"):
+            check_count(name, getattr(self, name))
+        from langevin.environment import pick_device
+        from langevin.evaluation.runs import evaluate
+        from langevin.runs import load
+
+        device = pick_device(self.device)
+        run = load(self.path, checkpoint=self.checkpoint, data=self.data)
+        own = {} if self.stride is None else {"stride": self.stride}
+        console = console_for(stderr=True)
+        with console.status(f"evaluating {self.path} on {self.split}"):
+            result, kept = evaluate(run, self.split, device=device, batch=self.batch, **own)
+        if self.json:
+            print(json.dumps(result, indent=1))
+        else:
+            table = table_of(
+                f"{self.path} on {self.split}, step {result['step']}", "metric", "value", "95 % interval"
+            )
+            for row in result["rows"]:
+                metric = run.task.metric(row["metric"])
+                label = f"{metric.label} ({metric.unit})" if metric.unit else metric.label
+                label += " (upper bound)" if row["kind"] == "bound" else ""
+                table.add_row(label, f"{row['value']:.4f}", interval(row["low"], row["high"]))
+            console_for().print(table)
+        console.print(f"Everything is in {kept}" if kept else f"Not kept: {self.path} cannot be written to")
+        return 0
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Write texts with a run's best model, as they come.
+
+    A prompt and a seed give the same text in any batch.
+
+    Example: langevin generate runs/x --prompt "Once upon a time" "The dog" --samples 3
+    """
+
+    run_folder: tyro.conf.Positional[Path]
+    """A run folder."""
+    prompt: tuple[str, ...] = ()
+    """One or more beginnings; none: from nothing."""
+    tokens: int = 200
+    """The most tokens to add."""
+    temperature: float = 0.8
+    """0: always the likeliest token."""
+    top_k: int = 0
+    """Choose among the k likeliest; 0: all."""
+    top_p: float = 1.0
+    """Choose among the fewest that hold this probability."""
+    samples: int = 1
+    """Texts for each prompt."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a text."""
+    seed: int = 0
+    """Of the first sample; each further one takes the next number."""
+    batch: int = 16
+    """Texts written at the same time."""
+    checkpoint: str = "best"
+    """best: the model with the lowest validation loss; last; or the number of a step that was kept."""
+    device: str = "auto"
+    json: bool = False
+    """Print JSON when all are done."""
+
+    def __call__(self) -> int:
+        for name in ("tokens", "samples", "batch"):
+            check_count(name, getattr(self, name))
+        check_seed(self.seed + self.samples)
+        from rich.console import Console
+        from rich.status import Status
+        from transformers import TextStreamer
+
+        from langevin.environment import pick_device
+        from langevin.runs import load
+        from langevin.sampling.ar import Request, Sampling, Text
+
+        device = pick_device(self.device)
+        sampling = Sampling(self.tokens, self.temperature, self.top_k, self.top_p, self.stop)
+        run = load(self.run_folder, checkpoint=self.checkpoint)
+        write = run.objective.sampler()
+        seeds = range(self.seed, self.seed + self.samples)
+        requests = [Request(prompt, seed) for prompt in self.prompt or ("",) for seed in seeds]
+        streams = len(requests) == 1 and not self.json
+        status = Status("", console=Console(stderr=True))
+        console = console_for(stderr=True)
+
+        def stepped(texts: range, tokens: int) -> None:
+            which = f"{texts.start + 1} to {texts.stop} of {len(requests)}"
+            status.update(f"texts {which}: {tokens} of {self.tokens} tokens")
+
+        def finished(index: int, text: Text) -> None:
+            run.keep_sample(asdict(text))
+            if not streams and not self.json:
+                status.stop()
+                print(f"--- {text.prompt!r}, seed {text.seed}\n{text.text}", flush=True)
+                status.start()
+
+        try:
+            if not streams:
+                status.start()
+            texts = write(
+                run.model.to(device),
+                run.tokenizer,
+                requests,
+                sampling,
+                data=run.environment["data"],
+                context=run.config.context,
+                batch=self.batch,
+                streamer=TextStreamer(run.tokenizer, skip_special_tokens=True) if streams else None,
+                finished=finished,
+                stepped=stepped,
+                note=lambda text: console.print(text, style="dim"),
+            )
+        finally:
+            status.stop()
+        if self.json:
+            print(json.dumps([asdict(text) for text in texts], indent=2, ensure_ascii=False))
+        return 0
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Draw run folders: curves, reliability (after evaluate), attention, times (learned scalars)."""
+
+    what: tyro.conf.Positional[Literal["curves", "reliability", "attention", "times"]]
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Run folders."""
+    out: Path | None = None
+    """PNG, SVG or PDF; default: figures/ in the first run folder."""
+    split: Literal["test", "valid"] = "test"
+    """reliability and times: the evaluation that is drawn."""
+    text: str | None = None
+    """attention: what the model reads; default: how the test data begin."""
+    layer: int = 0
+    head: int = 0
+
+    def __call__(self) -> int:
+        from langevin import figures
+        from langevin.runs import load
+
+        if not self.runs:
+            raise UsageError("no run folder came", "Give one or more folders made by langevin train.")
+        if self.text is not None and not self.text.strip():
+            raise UsageError("--text is empty", "Give a text for the model to read, or leave it out.")
+        runs = [load(path) for path in self.runs]
+        out = self.out or runs[0].path / "figures" / f"{self.what}.png"
+        if self.what == "attention":
+            figure = figures.attention(runs, self.text, self.layer, self.head)
+        elif self.what == "curves":
+            figure = figures.curves(runs)
+        elif self.what == "reliability":
+            figure = figures.reliability(runs, self.split)
+        else:
+            figure = figures.times(runs, self.split)
+        figures.save(figure, out)
+        print(out)
+        return 0

@@ -1,0 +1,63 @@
+"""How commands show things: tables and consoles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from langevin.errors import UsageError
+
+
+def console_for(stderr: bool = False) -> Console:
+    """Wide enough for a table when the output is a file."""
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console = Console(stderr=stderr, highlight=False, width=140)
+    return console
+
+
+def table_of(title: str | None = None, *columns: str, left: int = 1) -> Table:
+    """A table whose first columns stand to the left, the others to the right."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
+    return table
+
+
+def print_rows(rows: list[dict[str, Any]], as_json: bool = False) -> None:
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(*(rows[0] if rows else ()), box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    console_for().print(table)
+
+
+def print_pairs(pairs: dict[str, Any]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, show_header=False)
+    for name, value in pairs.items():
+        if value is not None:
+            table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
+    console_for().print(table)
+
+
+def interval(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{low:.4f} to {high:.4f}"
+
+
+def check_folder(file: Path | None) -> None:
+    """A file that is written at the end must have a place from the beginning."""
+    if file is not None and not file.parent.is_dir():
+        raise UsageError(f"no such folder: {file.parent}", "Make it first.")
+
+
+def write_numbers(result: dict[str, Any], file: Path | None) -> None:
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1) + "\n")
+        console_for(stderr=True).print(f"wrote {file}")

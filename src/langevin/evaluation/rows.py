@@ -1,0 +1,36 @@
+"""The currency between evaluation, studies and reports: a number with its name, its kind and its place."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["exact", "bound", "diagnostic", "cost"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a number means, and which way is better."""
+
+    name: str
+    label: str
+    unit: str
+    better: Literal["lower", "higher", "near zero", "neither"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured value. `at` holds its coordinates ({"length": 1024}, {"checkpoint": "best"}); se is its
+    standard error, n what it was measured on, and low to high a 95 % interval where there is one."""
+
+    metric: str
+    value: float
+    kind: Kind = "exact"
+    at: dict[str, Any] = field(default_factory=dict)
+    se: float | None = None
+    n: int | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,100 @@
+"""Pretrained models by name, and as a start for training: a saved model, a run, or a name on the Hub.
+
+Nothing here imports torch before it must, so that a wrong name is answered at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from langevin.data.folders import data_root
+from langevin.data.hub import reachable
+from langevin.errors import UsageError
+
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+def located(name: str | os.PathLike[str]) -> str:
+    """The folder of a model: a run's best one, a saved one, or one of `$LANGEVIN_DATA/models/`; else the
+    name itself, where the Hugging Face Hub, or what was fetched from there before, may have it."""
+    name, root = os.fspath(name), data_root()
+    places = [Path(name).expanduser(), *([] if root is None else [root / "models" / name])]
+    for place in places:
+        if name and place.is_dir():
+            of_a_run = place / "model"
+            return str(of_a_run if (of_a_run / "config.json").is_file() else place)
+    searched = f"no folder {' or '.join(map(str, places))}"
+    if _HUB_NAME.fullmatch(name) and not os.path.exists(name) and not os.path.isdir(os.path.dirname(name)):
+        if _fetched(name) or reachable():
+            return name
+        searched += ", and the Hugging Face Hub cannot be reached"
+    raise UsageError(
+        f"there is no model {name!r}: {searched}",
+        "Give a folder written by save_pretrained, a run, or a name on the Hub"
+        + ("." if root else " (or under $LANGEVIN_DATA/models/)."),
+    )
+
+
+def _fetched(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except ValueError:  # no name the Hub could have
+        return False
+
+
+def pretrained(name: str, spec: str | None) -> Any:
+    """A causal language model to go on from, with its weights in float32 and mixing by `spec`; None leaves
+    its mixers as they are."""
+    from langevin.models.convert import convert, from_pretrained
+
+    model = from_pretrained(name, dtype="float32")
+    if not model.can_generate() or getattr(model.config, "is_encoder_decoder", False):
+        raise UsageError(
+            f"{name} is a {type(model).__name__}, which does not predict the next token",
+            "Choose a causal language model.",
+        )
+    return model if spec is None else convert(model, spec)
+
+
+def without_weights(name: str, spec: str) -> Any:
+    """The model of a saved folder with no values in its weights, where it mixes by `spec` already: to be
+    converted it must be tried, for which its weights must be there."""
+    from transformers.initialization import no_init_weights
+
+    from langevin.mixers import parse
+    from langevin.models.convert import class_of, read_config
+
+    where = located(name)
+    config, _ = read_config(where, {})
+    cls, building, specs = class_of(config, None, where)
+    if not os.path.isdir(where) or {parse(spec)} != set(specs):
+        raise UsageError(
+            f"{name} does not mix by {spec} yet, and is not converted while it is spread over processes",
+            f"langevin convert {name} {spec!r} --out FOLDER, then --init FOLDER.",
+        )
+    with no_init_weights():
+        model = building(config)
+    model.__class__ = cls
+    model.tie_weights()
+    return model
+
+
+def trained_length(name: str) -> int:
+    """The longest text it was made for."""
+    from langevin.models.convert import read_config
+    from langevin.models.convert_modules import train_length
+
+    return train_length(read_config(located(name), {})[0])
+
+
+def tokenizer_of(name: str) -> str:
+    """The folder or name of its tokenizer."""
+    where = located(name)
+    if os.path.isdir(where) and not os.path.isfile(os.path.join(where, "tokenizer.json")):
+        raise UsageError(f"{where} has no tokenizer", "Give --tokenizer.")
+    return where

@@ -1,0 +1,187 @@
+"""Language modelling: how well is text predicted, and is the confidence true?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from langevin.errors import UsageError
+from langevin.evaluation.rows import Metric, Row
+from langevin.settings import TrainConfig
+from langevin.tasks.task import Task, refuse_training_split, register
+
+
+@register("lm")
+@dataclass(frozen=True)
+class LanguageModelling(Task):
+    text_column: str | None = None
+    """The column of a CSV, TSV or JSONL file that holds the texts; default: text."""
+    mask_documents: bool | None = None
+    """Whether attention stops at the borders of packed documents; default: where there are documents."""
+
+    metrics = (
+        Metric("nll", "loss", "nats/token", "lower"),
+        Metric("perplexity", "perplexity", "", "lower"),
+        Metric("bits_per_token", "bits per token", "bits", "lower"),
+        Metric("bits_per_character", "bits per character", "bits", "lower"),
+        Metric("bits_per_byte", "bits per byte", "bits", "lower"),
+        Metric("accuracy", "next-token accuracy", "fraction", "higher"),
+        Metric("ece", "calibration error (ECE)", "fraction", "lower"),
+        Metric("adaptive_ece", "adaptive ECE, debiased", "fraction", "lower"),
+        Metric("scaled_ece", "ECE after temperature scaling", "fraction", "lower"),
+        Metric("brier", "Brier score", "", "lower"),
+        Metric("top1_brier", "Brier score of the first choice", "", "lower"),
+        Metric("entropy", "predictive entropy", "nats", "neither"),
+        Metric("temperature", "temperature fitted on validation", "", "neither"),
+        Metric("true_nll", "loss of the true distribution", "nats/token", "neither"),
+        Metric("ece_floor", "mean ECE of a calibrated model", "fraction", "neither"),
+    )
+    primary = "nll"
+    reported = ("nll", "perplexity", "bits_per_character", "accuracy", "ece", "scaled_ece", "brier")
+
+    def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
+        from langevin import data
+
+        own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
+        tokenizer = config.tokenizer
+        if tokenizer is None and config.init is not None:
+            from langevin.models.pretrained import tokenizer_of
+
+            tokenizer = tokenizer_of(config.init)
+        corpus = data.prepare(config.data, tokenizer=tokenizer, progress=progress, **own)
+        for split, least in (("train", config.context + 2), ("valid", config.context + 1)):
+            if len(corpus.tokens(split)) < least:
+                raise UsageError(
+                    f"{config.data} has {len(corpus.tokens(split))} {split} tokens, too few for a context "
+                    f"of {config.context}",
+                    "Use a shorter --context, or more text.",
+                )
+        if self.mask_documents and not corpus.has_documents:
+            raise UsageError(f"{config.data} has no documents to mask", "Leave --mask-documents out.")
+        return corpus
+
+    def masks(self, corpus: Any) -> bool:
+        """Whether documents of this corpus are kept apart."""
+        return bool(corpus.has_documents) if self.mask_documents is None else self.mask_documents
+
+    def model_settings(self, config: TrainConfig, data: Any) -> dict[str, Any]:
+        return {
+            "vocab_size": data.vocab_size,
+            "eos_token_id": data.separator,
+            "pad_token_id": data.separator,
+        }
+
+    def feed(self, data: Any, config: TrainConfig, device: Any, share: Any) -> Any:
+        from langevin.data.feed import TokenFeed
+
+        return TokenFeed(config, data, self.masks(data), device, share)
+
+    def measure(
+        self,
+        run: Any,
+        model: Any,
+        split: str,
+        *,
+        device: str = "cpu",
+        batch: int = 16,
+        limit: int | None = None,
+        data: Any = None,
+        stride: int | None = None,
+        resamples: int = 1000,
+        attention: bool = True,
+    ) -> tuple[list[Row], dict[str, Any]]:
+        """Each token is scored once: by documents where these are kept apart, else in windows of the
+        training context that start `stride` tokens apart (default: half the context). Intervals come from
+        resampling documents or windows. attention: whether to measure the weights."""
+        import torch
+
+        from langevin.evaluation import calibration, likelihood
+        from langevin.evaluation.attention import learned_scalars
+        from langevin.evaluation.documents import Documents
+        from langevin.objectives.ar import Strided
+
+        refuse_training_split(split)
+        if run.objective.likelihood != "exact":
+            raise UsageError(
+                f"the likelihood of the objective {run.objective.name} is not known exactly",
+                "Evaluate a run of another objective.",
+            )
+        corpus = data or self.prepare(run.config)
+        context = run.config.context
+        stride = max(1, context // 2) if stride is None else stride
+        masked = self.masks(corpus)
+
+        def windows(name: str) -> Iterable[Any]:
+            if masked:
+                return Documents(corpus, name, context, stride, batch, limit)
+            tokens = torch.from_numpy(corpus.tokens(name)[:limit].astype("int64"))
+            return Strided(tokens, context, stride, batch, counts=corpus.scored)
+
+        model = model.to(device)
+        fit = calibration.fit_temperature(model, windows("valid"), device=device)
+        plain, scaled = likelihood.score_at(model, windows(split), (1.0, fit.value), device=device)
+        # In a stream the first token is context; the first of a document follows its separator.
+        characters, utf8_bytes = corpus.text_size(split, 0 if masked else 1, limit)
+        found = likelihood.summary(plain, characters=characters, utf8_bytes=utf8_bytes, resamples=resamples)
+        calibrated, rescaled = (
+            calibration.measure(scores, resamples=resamples, simulations=resamples)
+            for scores in (plain, scaled)
+        )
+        details = {
+            "tokens": len(plain),
+            "context": context,
+            "stride": stride,
+            "by documents": masked,
+            "likelihood": found.as_dict(),
+            "calibration": calibrated.as_dict(),
+            "temperature": {"fitted on validation": fit.value, "inside the range searched": fit.inside},
+            "calibration at that temperature": rescaled.as_dict(),
+            "attention": _attention(model, windows(split)) if attention else [],
+            "learned": [row.as_dict() for row in learned_scalars(model)],
+        }
+        estimates: list[tuple[str, Any, Any]] = [
+            *((name, getattr(found, name), "exact") for name in _LIKELIHOOD),
+            *((name, getattr(calibrated, name), "diagnostic") for name in _CALIBRATION),
+            ("scaled_ece", rescaled.ece, "diagnostic"),
+        ]
+        rows = [_row(name, e, kind, len(plain)) for name, e, kind in estimates if e is not None]
+        rows.append(Row("temperature", fit.value, "diagnostic"))
+        rows.append(Row("ece_floor", calibrated.ece_floor.mean, "diagnostic"))
+        true = corpus.true_nats_per_token(split)
+        return rows if true is None else [*rows, Row("true_nll", true, "exact")], details
+
+
+_LIKELIHOOD = (
+    *("nll", "perplexity", "bits_per_token", "bits_per_character", "bits_per_byte", "accuracy"),
+    "entropy",
+)
+_CALIBRATION = ("ece", "adaptive_ece", "brier", "top1_brier")
+
+
+def _row(name: str, estimate: Any, kind: Any, n: int) -> Row:
+    low, high = estimate.low, estimate.high
+    se = None if low is None or high is None else (high - low) / 3.92  # of a normal 95 % interval
+    return Row(name, estimate.value, kind, se=se, n=n, low=low, high=high)
+
+
+def _attention(model: Any, windows: Any) -> list[dict[str, Any]]:
+    """Statistics of the weights that the model really uses, on the first batch of windows."""
+    import torch
+
+    from langevin.evaluation.attention import attention_statistics
+    from langevin.kernels.view import View
+
+    tokens = next(iter(windows))[0]
+    inputs = tokens[:8, :-1].to(model.device)
+    try:
+        with torch.no_grad():
+            weights = model(inputs, output_attentions=True, use_cache=False).attentions
+    except UsageError:  # an attention-free layer has no weights
+        return []
+    visible = View.of(inputs.shape[1], inputs.shape[1], causal=True).mask()[:, 0]
+    return [
+        {"layer": layer, **head.as_dict()}
+        for layer, w in enumerate(weights)
+        for head in attention_statistics(w.float().cpu(), visible)
+    ]

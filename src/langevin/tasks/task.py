@@ -1,0 +1,78 @@
+"""What a task is: its data, its batches, and what is measured. One file a task.
+
+A task's own few settings are its fields: they are flags of the command line under a heading of their own.
+Nothing heavy is imported before it is used, as `--help` shows them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+from langevin.errors import UsageError
+from langevin.evaluation.rows import Metric, Row
+from langevin.registry import Registry
+from langevin.settings import TrainConfig
+
+TASKS = Registry("task", 'name(key=value, ...), for example "lm"')
+register = TASKS.register
+
+
+class Data(Protocol):
+    """What a task prepares: splits with hashes."""
+
+    manifest: dict[str, Any]  # says what the data are, with the sha256 of every split
+    tokenizer: Any  # is saved beside the model; None: there is none
+
+
+class Task:
+    """Subclasses are frozen dataclasses whose fields are their settings."""
+
+    name: ClassVar[str] = ""
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    primary: ClassVar[str] = ""  # the metric that verdicts are about
+    reported: ClassVar[tuple[str, ...]] = ()  # what comparisons show; default: all that are better one way
+
+    def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
+        """The data of a run (see `Data`)."""
+        raise NotImplementedError(f"{type(self).__name__} must say what its data are")
+
+    def model_settings(self, config: TrainConfig, data: Any) -> dict[str, Any]:
+        """What the data decide of a model: at least vocab_size (keys of LangevinConfig)."""
+        raise NotImplementedError(f"{type(self).__name__} must say what its models read")
+
+    def tokens_a_step(self, config: TrainConfig) -> int:
+        """The unit of budgets: what a step takes of it."""
+        return config.batch * config.context
+
+    def batch(self, data: Any, config: TrainConfig, step: int) -> dict[str, Any]:
+        """The arrays of a training batch over all processes: a pure function of (seed, step)."""
+        raise NotImplementedError(f"{type(self).__name__} must say what its batches are")
+
+    def held_out(self, data: Any, config: TrainConfig) -> list[dict[str, Any]]:
+        """The validation batches that a run looks at while it trains."""
+        raise NotImplementedError(f"{type(self).__name__} must say what validates its models")
+
+    def feed(self, data: Any, config: TrainConfig, device: Any, share: Any) -> Any:
+        """How batches reach the device (see `langevin.data.feed`); share takes a process's part of rows."""
+        from langevin.data.feed import Feed
+
+        return Feed(lambda step: self.batch(data, config, step), self.held_out(data, config), device, share)
+
+    def measure(
+        self, run: Any, model: Any, split: str, *args: Any, **options: Any
+    ) -> tuple[list[Row], dict[str, Any]]:
+        """What a model of a run is worth on a split, and details that are no single numbers.
+
+        Every task takes the options device, batch (rows at a time), limit (the first so many tokens) and
+        data (as prepared, where they are at hand); more of them are its own.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must say what it measures")
+
+    def metric(self, name: str) -> Metric:
+        known = {metric.name: metric for metric in self.metrics}
+        return known.get(name) or Metric(name, name.replace("_", " "), "", "neither")
+
+
+def refuse_training_split(split: str) -> None:
+    if split not in ("valid", "test"):
+        raise UsageError(f"split={split!r} must be 'valid' or 'test'", "Training data are for training.")

@@ -1,0 +1,77 @@
+"""Any causal model that converts is a start for training, by the name of a folder, a run or the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import close, tiny, tokens
+
+import langevin
+from langevin.errors import UsageError
+from langevin.models import pretrained as module
+from langevin.models.pretrained import located, pretrained, tokenizer_of, trained_length
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of data with a half-precision Llama under models/mine; the Hub is out of reach."""
+    monkeypatch.setenv("LANGEVIN_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(module, "reachable", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    tiny("llama").half().save_pretrained(tmp_path / "data" / "models" / "mine")
+    return tmp_path
+
+
+@pytest.mark.parametrize("spec", [None, "softmax", "heat(t='head')", "ssmax"])
+def test_a_pretrained_model_starts_in_float32_with_the_mixer(data: Path, spec: str | None) -> None:
+    plain, ids = tiny("llama"), tokens(2, 9)
+    for p in plain.parameters():
+        p.data = p.data.half().float()
+    model = pretrained("mine", spec)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert close(model(ids).logits, plain(ids).logits, 1e-4) == (spec != "ssmax")
+    model.train()(ids, labels=ids).loss.backward()
+
+
+def test_a_converted_folder_is_converted_again_or_left(data: Path) -> None:
+    converted = tiny("gpt2", "ssmax")
+    converted.save_pretrained(data / "converted")
+    ids = tokens(1, 5)
+    assert torch.equal(pretrained("converted", None)(ids).logits, converted(ids).logits)
+    again = pretrained(str(data / "converted"), "softmax")
+    assert close(again(ids).logits, langevin.convert(converted, "softmax")(ids).logits, 1e-5)
+
+
+def test_a_model_is_found_by_folder_then_data_then_hub(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert located("mine") == str(data / "data" / "models" / "mine")
+    (data / "run" / "model").mkdir(parents=True)
+    (data / "run" / "model" / "config.json").write_text("{}")
+    assert located("run") == "run/model"
+    (data / "mine").mkdir()
+    assert located("mine") == "mine"
+    monkeypatch.setattr(module, "reachable", lambda: True)
+    assert located("org/name") == "org/name"
+
+
+@pytest.mark.parametrize("name", ["nosuch", "org/nosuch", "./nosuch", "a/b/c", "~/nosuch", "", "x..y"])
+def test_a_model_that_is_nowhere_is_named(data: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="there is no model") as caught:
+        located(name)
+    assert "\n" not in caught.value.cause
+    assert caught.value.remedy
+
+
+def test_what_predicts_no_next_token_is_no_start(data: Path) -> None:
+    tiny("bert").save_pretrained(data / "bert")
+    with pytest.raises(UsageError, match="BertForMaskedLM, which does not predict the next token"):
+        pretrained("bert", "softmax")
+
+
+def test_the_tokenizer_and_the_length_come_with_the_model(data: Path) -> None:
+    assert trained_length("mine") == 64
+    with pytest.raises(UsageError, match="has no tokenizer"):
+        tokenizer_of("mine")
+    (data / "data" / "models" / "mine" / "tokenizer.json").write_text("{}")
+    assert tokenizer_of("mine") == located("mine")
