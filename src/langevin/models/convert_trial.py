@@ -28,6 +28,7 @@ SOFTMAX = parse("softmax")
 _TOKENS = 4
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # of the largest output
 _COARSE = 0.3  # in half precision: after a rounding, a router of experts may choose another one
+_ANOTHER = "The model is as it was: choose another, or another mixer."
 
 Given = dict[str, Any]
 Outputs = dict[str, Tensor]
@@ -137,10 +138,8 @@ class _Twin:
         try:
             with self.same_random_numbers():
                 result = self.called(**given, **options)
-        except UsageError:
-            raise
         except Exception as error:
-            raise UsageError(f"{self.name} {how} fails on a tiny input: {one_line(error)}") from error
+            raise UsageError(f"{self.name} {how}: {one_line(error)}", _ANOTHER) from error
         finally:
             for handle in handles:
                 handle.remove()
@@ -160,12 +159,12 @@ class _Twin:
         after, _ = self.run(self.given, "with softmax")
         for name in names:
             if name not in asked:
-                raise UsageError(f"{name} of {self.name} does not let its attention be switched")
+                raise UsageError(f"{name} of {self.name} does not let its attention be switched", _ANOTHER)
             off = _difference(after[name], before[name]) if fresh else None
             if off is not None:
                 raise UsageError(
                     f"{name} of {self.name} is no plain softmax of scaled scores: off by {off:.2g}",
-                    "Leaving out what it adds would change the model: choose another.",
+                    _ANOTHER,
                 )
         return {name: mixer.geometry.scale for name, mixer in mixers.items()}
 
@@ -187,7 +186,7 @@ class _Twin:
             if off is not None:
                 raise UsageError(
                     f"{name} of {self.name} with {self.plan[name]} is off by {off:.2g} from a cache",
-                    "Choose another mixer, or another model.",
+                    _ANOTHER,
                 )
 
 

@@ -198,35 +198,16 @@ def read_model(folder: Path, config: TrainConfig) -> Any:
     """The model of a run as it was saved: of exactly the settings of the run, with every weight in its
     place and finite. Nothing but safetensors is read, and no code but ours and transformers' is run."""
     import torch
-    from transformers import AutoConfig
 
-    from langevin.models.convert import from_pretrained
+    from langevin.models.convert import from_pretrained, read_config
 
-    safe = {"local_files_only": True, "trust_remote_code": False}
     with _in_words(folder):
+        described, _ = read_config(str(folder), {})
         if config.init is None:
-            _refuse_other_settings(folder, AutoConfig.from_pretrained(folder, **safe), config)
-        model, info = from_pretrained(
-            folder,
-            dtype=torch.float32,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # an error below
-            output_loading_info=True,
-            **safe,
-        )
-    for problem, words in _PROBLEMS.items():
-        names = sorted(key if isinstance(key, str) else key[0] for key in info[problem])
-        if names:
-            raise WorkError(f"{folder} is damaged: it {words} {names[0]}", AGAIN)
+            _refuse_other_settings(folder, described, config)
+        model = from_pretrained(folder, dtype=torch.float32)
     _refuse_not_finite(folder, dict(model.named_parameters()))
     return model.eval()
-
-
-_PROBLEMS = {
-    "missing_keys": "lacks",
-    "unexpected_keys": "has too much:",
-    "mismatched_keys": "has another shape of",
-}
 
 
 def _refuse_other_settings(folder: Path, described: Any, config: TrainConfig) -> None:
@@ -254,12 +235,13 @@ SETTINGS = (
     *(
         "model_type",
         "architectures",
+        "vocab_size",
         "hidden_size",
         "num_hidden_layers",
-        "num_attention_heads",
-        "vocab_size",
+        "mixer",
+        "positions",
     ),
-    *("num_key_value_heads", "max_position_embeddings", "mixer", "positions", "mlp", "intermediate_size"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "mlp", "intermediate_size"),
     *("norm", "qk_norm", "tie_word_embeddings", "causal"),
 )
 
@@ -286,18 +268,14 @@ def put_weights(checkpoint: Path, model: Any) -> str:
 
 def read_tokenizer(folder: Path) -> Any:
     """The tokenizer that was saved with a model: it knows no token that the model does not."""
-    from transformers import AutoTokenizer
+    from langevin.data.tokenizers import load_tokenizer
 
-    vocabulary = files.read_json(folder / "config.json", {"vocab_size": int}, AGAIN)["vocab_size"]
-    with _in_words(folder):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        largest = max(tokenizer.get_vocab().values())
-    if largest >= vocabulary or tokenizer.eos_token_id is None:
-        known = f"token {largest} and the model {vocabulary} tokens"
+    tokenizer = load_tokenizer(folder)
+    largest = max(tokenizer.get_vocab().values())
+    tokens = files.read_json(folder / "config.json", {"vocab_size": int}, AGAIN)["vocab_size"]
+    if largest >= tokens:
         raise WorkError(
-            f"the tokenizer in {folder} is damaged: it has "
-            f"{known if largest >= vocabulary else 'no end-of-text token'}",
-            AGAIN,
+            f"{folder} has a tokenizer with token {largest} and a model of {tokens} tokens", AGAIN
         )
     return tokenizer
 
