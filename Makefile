@@ -19,7 +19,7 @@ demo: setup
 	  --eval-tokens 8192 --test-tokens 16384 --title "Six mixers on small stories" --out $(DEMO) --open
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .
