@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
+from safetensors.torch import load_file, save_file
 from tiny_models import shaken
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 import langevin
-from langevin.errors import UsageError
+from langevin.errors import UsageError, WorkError
 from langevin.mixers import Scalars
 from langevin.models.backbone import LangevinForCausalLM, LangevinModel
 from langevin.models.config import LangevinConfig
@@ -137,9 +141,16 @@ def test_a_wrong_config_is_refused_in_words(changes: dict[str, Any], said: str) 
     assert said in str(error.value)
 
 
-def test_more_tokens_than_learned_positions_are_refused() -> None:
-    with pytest.raises(UsageError, match="48 learned positions"):
+def test_a_later_position_than_were_learned_is_refused() -> None:
+    with pytest.raises(UsageError, match="position 48 came to a model with 48 learned positions"):
         model(positions="learned")(torch.zeros(1, 49, dtype=torch.long))
+
+
+def test_learned_positions_count_positions_and_not_tokens() -> None:
+    made, documents = model(positions="learned"), [torch.randint(0, 40, (1, n)) for n in (30, 25)]
+    places = torch.cat([torch.arange(30), torch.arange(25)])[None]
+    packed = made(torch.cat(documents, 1), position_ids=places).logits
+    torch.testing.assert_close(packed, torch.cat([made(d).logits for d in documents], 1), rtol=0, atol=1e-4)
 
 
 def test_the_loss_of_labels_is_the_mean_over_the_next_tokens_that_count() -> None:
@@ -153,3 +164,166 @@ def test_the_loss_of_labels_is_the_mean_over_the_next_tokens_that_count() -> Non
     torch.testing.assert_close(out.loss.double(), torch.stack(nll).mean(), rtol=1e-6, atol=1e-6)
     part = made(ids, labels=labels, use_cache=False, num_items_in_batch=20)  # a part of a larger batch
     torch.testing.assert_close(part.loss.double(), torch.stack(nll).sum() / 20, rtol=1e-6, atol=1e-6)
+
+
+def test_the_last_hidden_state_is_the_one_behind_the_final_norm() -> None:
+    out = model().model(torch.randint(0, 40, (2, 9)), output_hidden_states=True)
+    assert len(out.hidden_states) == 3
+    assert torch.equal(out.hidden_states[-1], out.last_hidden_state)
+
+
+def test_what_the_config_says_of_outputs_is_heard() -> None:
+    made, ids = model(), torch.randint(0, 40, (2, 9))
+    assert made(ids).past_key_values.get_seq_length() == 9
+    assert made(ids, use_cache=False).past_key_values is None
+    logits, cache = made(ids, return_dict=False)
+    assert logits.shape == (2, 9, 40)
+    assert isinstance(cache, DynamicCache)
+    made.config.use_cache = False
+    made.config.output_hidden_states = made.config.output_attentions = True
+    out = made(ids)
+    assert out.past_key_values is None
+    assert len(out.hidden_states) == 3
+    assert len(out.attentions) == 2
+    made.config.return_dict = False
+    assert isinstance(made(ids), tuple)
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "ssmax", "sigmoid", "sima"])
+def test_gradients_flow_through_the_weights_that_are_returned(mixer: str) -> None:
+    out = model(mixer=mixer)(torch.randint(0, 40, (1, 7)), output_attentions=True)
+    gradients = torch.autograd.grad(out.logits[0, -1].max(), out.attentions)
+    assert all(g.abs().max() > 0 for g in gradients)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_padded_documents_in_a_row_are_what_they_are_alone(mixer: str) -> None:
+    """Padding before, between and after them; what stands there as token and as position is any."""
+    made = model(mixer=mixer)
+    first, second = torch.randint(1, 40, (1, 5)), torch.randint(1, 40, (1, 6))
+    junk = torch.full((1, 2), 7)
+    row = torch.cat([junk, first, junk, second, junk], 1)
+    mask = torch.tensor([[0] * 2 + [1] * 5 + [0] * 2 + [1] * 6 + [0] * 2])
+    places = torch.cat([torch.zeros(2), torch.arange(5), torch.ones(2), torch.arange(6), torch.zeros(2)])
+    out = made(row, attention_mask=mask, position_ids=places.long()[None]).logits
+    torch.testing.assert_close(out[:, 2:7], made(first).logits, rtol=0, atol=1e-4)
+    torch.testing.assert_close(out[:, 9:15], made(second).logits, rtol=0, atol=1e-4)
+
+
+def test_padding_inside_a_text_does_not_cut_it() -> None:
+    made, ids = model(mixer="ssmax"), torch.randint(1, 40, (1, 9))
+    row = torch.cat([ids[:, :4], torch.full((1, 3), 7), ids[:, 4:]], 1)
+    mask = torch.tensor([[1] * 4 + [0] * 3 + [1] * 5])
+    places = (mask.cumsum(1) - 1).masked_fill(mask == 0, 0)
+    out = made(row, attention_mask=mask, position_ids=places).logits
+    torch.testing.assert_close(out[mask.bool()], made(ids).logits[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "ssmax", "sigmoid", "sima"])
+def test_texts_may_share_a_prefix_by_a_mask(mixer: str) -> None:
+    made = model(mixer=mixer)
+    prefix, ends = torch.randint(1, 40, (1, 4)), torch.randint(1, 40, (2, 3))
+    mask = torch.ones(10, 10).tril().bool()
+    mask[7:, 4:7] = False  # the second end does not see the first
+    places = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 4, 5, 6]])
+    row = torch.cat([prefix, ends[:1], ends[1:]], 1)
+    out = made(row, attention_mask=mask[None, None], position_ids=places).logits
+    apart = made(torch.cat([prefix.expand(2, -1), ends], 1)).logits[:, 4:]
+    torch.testing.assert_close(out[0, 4:].view(2, 3, -1), apart, rtol=0, atol=1e-4)
+
+
+def test_packed_documents_leave_no_cache_to_go_on_from() -> None:
+    made, ids, places = model(), torch.randint(1, 40, (1, 6)), torch.arange(3).repeat(2)[None]
+    assert made(ids, position_ids=places).past_key_values is None
+    with pytest.raises(UsageError, match="packed documents came with a cache"):
+        made(ids, position_ids=places, use_cache=True)
+
+
+def test_one_graph_serves_other_lengths_and_batches() -> None:
+    for mixer in ("softmax", "sigmoid"):
+        made = model(mixer=mixer, num_hidden_layers=1)
+        torch._dynamo.reset()
+        graphs = torch._dynamo.testing.CompileCounterWithBackend("eager")
+        compiled = torch.compile(made, fullgraph=True, backend=graphs)
+        with torch.no_grad():
+            for shape in ((2, 7), (2, 20), (3, 9), (4, 31), (5, 17)):
+                ids = torch.randint(0, 40, shape)
+                expected = made(ids, use_cache=False).logits
+                torch.testing.assert_close(
+                    compiled(ids, use_cache=False).logits, expected, rtol=0, atol=1e-4
+                )
+        assert graphs.frame_count <= 3  # the first shape, another length, another batch
+
+
+def test_scalars_that_a_folder_lacks_start_as_in_a_new_model(tmp_path: Path) -> None:
+    made = model(mixer="softmax")
+    made.save_pretrained(tmp_path)
+    spec = "ssmax+drift(kind='gate')"
+    started = LangevinForCausalLM.from_pretrained(tmp_path, mixer=spec)
+    fresh = dict(LangevinForCausalLM(config(mixer=spec)).named_parameters())
+    for name, p in started.named_parameters():
+        expected = fresh[name] if ".scalars." in name else made.get_parameter(name)
+        assert torch.equal(p, expected), name
+
+
+def test_a_weight_that_a_folder_lacks_is_missed(tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.blocks.1.attention.q_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(WorkError, match=r"lacks 1 of .*blocks\.1\.attention\.q_proj"):
+        LangevinForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(WorkError, match="of the model's weights"):
+        LangevinForCausalLM.from_pretrained(tmp_path, mixer="neighbor")
+
+
+def test_scalars_come_back_to_float32_from_double_precision() -> None:
+    made = LangevinForCausalLM(config(mixer="ssmax")).double().half()
+    assert made.model.blocks[0].attention.langevin.scalars.s.dtype == torch.float32
+    assert made.lm_head.weight.dtype == torch.float16
+
+
+def test_names_of_weights_are_those_of_version_0_1() -> None:
+    """Saved runs still load."""
+    names = {
+        name
+        for name, _ in LangevinForCausalLM(config(mixer=["ssmax+drift", "neighbor"])).named_parameters()
+    }
+    assert {name for name in names if "attention" in name} == {
+        *(f"model.blocks.0.attention.{part}_proj.weight" for part in "qkvo"),
+        "model.blocks.0.attention.o_proj.bias",
+        "model.blocks.0.attention.langevin.scalars.s",
+        "model.blocks.0.attention.langevin.wrappers.scalars.0.gain",
+        "model.blocks.1.attention.langevin.steps.0.taps.weight",
+        *(
+            f"model.blocks.1.attention.langevin.steps.0.{part}.{kind}"
+            for part in ("up", "down", "norm")
+            for kind in ("weight", "bias")
+        ),
+    }
+
+
+@pytest.mark.parametrize("first", ["langevin", "transformers"])
+def test_importing_langevin_is_enough_for_the_auto_classes(first: str, tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path)
+    lines = ["import langevin", "from transformers import AutoConfig, AutoModelForCausalLM"]
+    check = f"print(type(AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})).__name__)"
+    script = [*(lines if first == "langevin" else lines[::-1]), check]
+    if first == "langevin":
+        script.insert(1, "import sys; assert not {'torch', 'transformers'} & set(sys.modules)")
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(script)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "LangevinForCausalLM"
+
+
+@pytest.mark.parametrize(
+    "mixer", ["ssmax", "heat(t='adaptive')+drift(kind='gate')", "sima+drift", "neighbor+drift"]
+)
+def test_an_offloaded_model_computes_the_same(mixer: str) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    made, ids = model(mixer=mixer), torch.randint(1, 40, (2, 6))
+    before = made(ids).logits
+    accelerate.cpu_offload(made, execution_device="cpu")
+    assert next(made.model.blocks[0].attention.parameters()).device.type == "meta"
+    assert torch.equal(made(ids).logits, before)

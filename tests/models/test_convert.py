@@ -6,11 +6,12 @@ import copy
 import gc
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import ATTENTION, CAUSAL, EVERY, FAMILIES, close, inputs, spec_of, tiny, tokens
+from tiny_models import ATTENTION, CAUSAL, EVERY, FAMILIES, close, inputs, shake, spec_of, tiny, tokens
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -269,6 +270,18 @@ def test_converting_again_drops_the_old_scalars() -> None:
         assert spec_of(model) == str(parse(spec))
     assert close(model(**x).logits, before, 1e-5)
     assert not [name for name in model.state_dict() if "langevin" in name]
+
+
+@pytest.mark.parametrize("spec", ["softmax", "heat", "ssmax+drift", "sima", "neighbor"])
+def test_our_own_model_is_converted_like_any_other(tmp_path: Path, spec: str) -> None:
+    model, x = tiny("langevin"), inputs("langevin")
+    before = model(**x).logits
+    langevin.convert(model, spec)
+    assert close(model(**x).logits, before, 1e-5) == (spec in ("softmax", "heat"))
+    assert spec_of(model) == str(parse(spec))
+    shake(model)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(langevin.from_pretrained(tmp_path)(**x).logits, model(**x).logits)
 
 
 @pytest.mark.parametrize("spec", ["sigmoid(bias='head')+drift(kind='gate')", "neighbor"])

@@ -54,8 +54,9 @@ def test_a_folded_module_computes_the_same(spec: str) -> None:
     assert close(langevin.fold(model)(x), before, 1e-9)
 
 
-def test_a_folded_model_is_saved_and_loaded(tmp_path: Path) -> None:
-    model = tiny("gpt2", "ssmax+drift(kind='gate')")
+@pytest.mark.parametrize("family", ["gpt2", "langevin"])
+def test_a_folded_model_is_saved_and_loaded(tmp_path: Path, family: str) -> None:
+    model = tiny(family, "ssmax+drift(kind='gate')")
     before = model(tokens(1, 5)).logits
     langevin.fold(model).save_pretrained(tmp_path)
     loaded = langevin.from_pretrained(tmp_path)

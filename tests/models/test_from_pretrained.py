@@ -187,11 +187,20 @@ def test_a_missing_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert where in caught.value.cause
 
 
-@pytest.mark.parametrize("spec", [None, "softmax"])
-def test_a_weight_that_is_missing_is_never_made_up(tmp_path: Path, spec: str | None) -> None:
-    saved(tmp_path, "llama", spec)
-    lose(tmp_path, "model.layers.1.self_attn.q_proj.weight")
-    with pytest.raises(WorkError, match=r"1 missing keys, the first being \S*q_proj"):
+@pytest.mark.parametrize(
+    ("family", "spec", "layer"),
+    [
+        ("llama", None, "model.layers.1.self_attn"),
+        ("llama", "softmax", "model.layers.1.self_attn"),
+        ("langevin", None, "model.blocks.1.attention"),
+    ],
+)
+def test_a_weight_that_is_missing_is_never_made_up(
+    tmp_path: Path, family: str, spec: str | None, layer: str
+) -> None:
+    saved(tmp_path, family, spec)
+    lose(tmp_path, f"{layer}.q_proj.weight")
+    with pytest.raises(WorkError, match=r"1 .*missing.* the first being \S*q_proj"):
         langevin.from_pretrained(tmp_path)
 
 

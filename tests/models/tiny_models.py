@@ -20,6 +20,8 @@ from transformers import (
 
 import langevin
 from langevin.mixers import parse
+from langevin.models.backbone import LangevinForCausalLM
+from langevin.models.config import LangevinConfig
 
 VOCABULARY = 61
 ATTENTION = [
@@ -53,6 +55,10 @@ def tiny(family: str, spec: str | None = None, seed: int = 0, **options: Any) ->
     elif family == "bert":
         text = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "pad_token_id": 0}
         model = BertForMaskedLM(BertConfig(**{**_SIZE, **text, **options}))
+    elif family == "langevin":
+        model = LangevinForCausalLM(
+            LangevinConfig(**{**_SIZE, **_TEXT, "max_position_embeddings": 64, **options})
+        )
     else:
         model = ViTForImageClassification(
             ViTConfig(**{**_SIZE, "image_size": 16, "patch_size": 4, **options})
@@ -112,5 +118,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-4) -> bool:
 
 def spec_of(model: Any) -> str:
     """The spec in a converted model's config, at its shortest."""
+    if isinstance(model.config, LangevinConfig):
+        return str(parse(model.config.mixer))
     assert set(model.config.langevin) == {"spec"}
     return str(parse(model.config.langevin["spec"]))

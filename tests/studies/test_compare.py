@@ -18,6 +18,7 @@ from langevin.studies import terms, work
 from langevin.studies.collect import matched_loss, tokens_to, unmatched
 from langevin.studies.plan import FILE, Arm, read_arms, read_plan
 from langevin.studies.runner import compare, run_jobs
+from langevin.tasks import TASKS
 from langevin.training import start
 
 
@@ -173,33 +174,34 @@ def test_a_damaged_record_is_refused_in_one_line(file, text, tmp_path):
 
 def test_differences_in_parameters_are_told_and_can_be_made_equal(tmp_path):
     unequal = plan(tmp_path, "softmax", "neighbor", shape={"width": 32})
-    assert terms.unequal(terms.sizes(unequal, 300))[0].startswith("neighbor has")
-    equal = terms.equalised(replace(unequal, equalise=True), 300)
+    data = TASKS.parse("lm").prepare(unequal.settings)
+    assert terms.unequal(terms.sizes(unequal, data))[0].startswith("neighbor has")
+    equal = terms.equalised(replace(unequal, equalise=True), data)
     assert equal.arms[0].changes == {}
     assert equal.arms[1].changes.keys() == {"mlp_width"}
-    assert terms.unequal(terms.sizes(equal, 300)) == []
+    assert terms.unequal(terms.sizes(equal, data)) == []
 
 
 def test_arms_that_cannot_be_made_equal_are_refused(tmp_path):
     small = plan(tmp_path, "softmax", "neighbor", shape={"width": 16, "heads": 4, "mlp_width": 2})
     with pytest.raises(UsageError, match="no width brings neighbor within 1 %"):
-        terms.equalised(replace(small, equalise=True), 300)
+        terms.equalised(replace(small, equalise=True), TASKS.parse("lm").prepare(small.settings))
 
 
 def test_a_run_that_cannot_be_measured_at_the_matched_loss_is_told_and_tried_again(tmp_path, monkeypatch):
     one = plan(tmp_path, seeds=(0,), shape={"keep_evaluated": True})
-    whole = work._matched
+    whole = work.measured_at
 
-    def fails(job, loss):
-        if job.config.mixer == "ssmax":
+    def fails(run, *rest):
+        if run.config.mixer == "ssmax":
             raise RuntimeError("out of memory")
-        return whole(job, loss)
+        return whole(run, *rest)
 
-    monkeypatch.setattr(work, "_matched", fails)
+    monkeypatch.setattr(work, "measured_at", fails)
     first = compare(one, tmp_path / "cmp", workers=0, quiet=True)
     assert unmatched(first) == [("ssmax", 0)]
     assert "ssmax seed 0 could not be measured at the matched loss." in first["not_controlled"]
-    monkeypatch.setattr(work, "_matched", whole)
+    monkeypatch.setattr(work, "measured_at", whole)
     assert unmatched(compare(one, tmp_path / "cmp", workers=0, quiet=True)) == []
 
 
@@ -208,7 +210,7 @@ def test_a_failed_run_is_told_and_does_not_sink_the_others(tmp_path, monkeypatch
 
     def fails_once(run, *rest, **more):
         if run.config.mixer == "ssmax" and run.config.seed == 1:
-            raise RuntimeError("the disk\nis full")
+            raise RuntimeError("the disk is full\nat /tmp")
         return whole(run, *rest, **more)
 
     monkeypatch.setattr(work, "measured", fails_once)
@@ -228,7 +230,7 @@ def test_a_failed_run_is_told_and_does_not_sink_the_others(tmp_path, monkeypatch
 
 def test_a_run_that_diverges_fails_alone(tmp_path):
     one = plan(tmp_path, seeds=(0,), shape={"clip": 1e9, "max_bad_steps": 2})
-    wild = replace(one, arms=(one.arms[0], Arm("wild", "ssmax", {"lr": 1e30})))
+    wild = replace(one, arms=(one.arms[0], Arm("wild", "ssmax", {"lr": 1e15})))
     results = compare(wild, tmp_path / "cmp", workers=0, quiet=True)
     assert [arm["runs"][0]["status"] for arm in results["arms"]] == ["done", "failed"]
     assert "\n" not in results["arms"][1]["runs"][0]["error"]
@@ -284,10 +286,10 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 
 def test_a_run_is_measured_without_what_trained_it(tmp_path, monkeypatch):
     """Measuring may need the memory."""
-    trainers, whole = [], work.conclude
+    trainers, whole, ready = [], work.conclude, start.prepared
 
-    def seen(job):
-        trainer, progress = started(job)
+    def seen(*place, **how):
+        trainer, progress = ready(*place, **how)
         trainers.append(weakref.ref(trainer))
         return trainer, progress
 
@@ -296,7 +298,6 @@ def test_a_run_is_measured_without_what_trained_it(tmp_path, monkeypatch):
         assert [trainer() for trainer in trainers] == [None]
         return whole(job, peak)
 
-    started = work.started
-    monkeypatch.setattr(work, "started", seen)
+    monkeypatch.setattr(start, "prepared", seen)
     monkeypatch.setattr(work, "conclude", conclude)
     assert work.work(run_jobs(plan(tmp_path), tmp_path / "cmp")[0]).status == "done"

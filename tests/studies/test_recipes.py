@@ -127,7 +127,7 @@ def claims_with(**changes):
         ({"metrics": ["elo"]}, "unknown metric 'elo'"),
         ({"claims": claims_with(kind="vote")}, "unknown kind of test in recipe mine 'vote'"),
         ({"claims": claims_with(arm="sima")}, "unknown arm in a claim of mine 'sima'"),
-        ({"claims": claims_with(metric="ece")}, "unknown metric in a claim of mine 'ece'"),
+        ({"claims": claims_with(metric="brie")}, "unknown metric in a claim of mine 'brie'"),
         ({"claims": claims_with(expect="nicer")}, "expect"),
         ({"name": "other"}, "calls itself 'other'"),
     ],

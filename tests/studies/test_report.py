@@ -17,8 +17,8 @@ from example_results import example, recipe, single
 
 from langevin.errors import UsageError, WorkError
 from langevin.studies.report import write_report
+from langevin.studies.report.charts import _pooled
 from langevin.studies.report.curves import Series
-from langevin.studies.report.model_charts import _pooled
 from langevin.studies.report.svg import axis, tick_label
 from langevin.studies.words import amount, interval, number, probability
 

@@ -153,7 +153,7 @@ def test_a_cpu_takes_a_run_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
 
     def workers(plan_: Plan, asked: int | None = None) -> int:
-        return divide(plan_, {}, 256, "cpu", asked)
+        return divide(plan_, {}, "cpu", asked)
 
     assert workers(plan(tmp_path)) == 4  # as many as there are runs
     assert workers(plan(tmp_path, seeds=tuple(range(9)))) == 8

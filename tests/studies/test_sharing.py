@@ -119,28 +119,28 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_is_divided_by_its_time_and_memory_or_as_the_user_says(
     gpu: None, flops: float, parameters: int, asked: int | None, workers: int, tmp_path: Path
 ) -> None:
-    sizes = {"softmax": Size(parameters, flops), "small": Size(10, 10.0)}
-    assert divide(plan(tmp_path, seeds=(0, 1, 2)), sizes, 256, "cuda", asked) == workers
+    sizes = {"softmax": Size(parameters, flops, 256), "small": Size(10, 10.0, 256)}
+    assert divide(plan(tmp_path, seeds=(0, 1, 2)), sizes, "cuda", asked) == workers
 
 
 def test_no_more_runs_than_there_are_or_the_host_can_feed(
     gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {"softmax": Size(1_000_000, 1e6)}
-    assert divide(plan(tmp_path, seeds=(0,)), sizes, 256, "cuda", None) == 2
+    sizes = {"softmax": Size(1_000_000, 1e6, 256)}
+    assert divide(plan(tmp_path, seeds=(0,)), sizes, "cuda", None) == 2
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert divide(plan(tmp_path, seeds=(0, 1, 2)), sizes, 256, "cuda", None) == 1
+    assert divide(plan(tmp_path, seeds=(0, 1, 2)), sizes, "cuda", None) == 1
 
 
 def test_the_memory_of_a_run_grows_with_its_batch_its_model_and_its_vocabulary(tmp_path: Path) -> None:
     def taken(parameters: int = 10**6, vocabulary: int = 256, **shape: int) -> float:
-        return run_bytes(plan(tmp_path, shape=shape), parameters, vocabulary)
+        return run_bytes(plan(tmp_path, shape=shape), Size(parameters, 1e6, vocabulary))
 
     assert taken() < min(taken(batch=64), taken(layers=8), taken(2 * 10**6), taken(vocabulary=50_257))
 
 
 def test_short_runs_are_not_compiled(tmp_path: Path) -> None:
     short: Plan = plan(tmp_path, seeds=(0, 1), shape={"steps": 100})
-    assert worth_compiling(short, 1e9, 512) == "off"
-    assert worth_compiling(short, 1e9, 50257) == "loss"
-    assert worth_compiling(short, 1.1 * WORTH / (2 * 2 * 100 * A_STEP), 512) == "on"
+    assert worth_compiling(short, Size(1, 1e9, 512)) == "off"
+    assert worth_compiling(short, Size(1, 1e9, 50257)) == "loss"
+    assert worth_compiling(short, Size(1, 1.1 * WORTH / (2 * 2 * 100 * A_STEP), 512)) == "on"

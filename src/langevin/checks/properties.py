@@ -1,22 +1,31 @@
-"""What must hold for every mixer. Each property tries to break the subject and says where it broke.
+"""What must hold for every mixer and every causal model. Each property tries to break the subject and says
+where it broke.
 
-B batch, L tokens, W width. Outputs are compared bit for bit where nothing may change, and to rounding
-error in float64 where the same thing is computed in another way.
+B batch, L tokens, W width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.registry import lookup_backend
 
-from langevin.checks.comparing import close, rms, same_bits, slope
+from langevin.checks.comparing import (
+    close,
+    close_gradients,
+    close_to_differences,
+    distance,
+    gradients,
+    largest,
+)
+from langevin.checks.conditions import CONDITIONS, Condition, as_rows, at, qkv, with_parameters
 from langevin.checks.report import Broken, NotOffered
-from langevin.checks.subjects import HEADS, WIDTH, Subject
-
-LENGTHS = (17, 150)  # odd, and past the blocks of the chunked kernels
+from langevin.checks.subjects import HEADS, Subject, Tensors, rms
 
 Property = Callable[[Subject], str]
 PROPERTIES: dict[str, Property] = {}
@@ -31,142 +40,122 @@ def named(name: str) -> Callable[[Property], Property]:
 
 
 @named("no future leak")
+@torch.no_grad()
 def no_future_leak(subject: Subject) -> str:
-    """Changing token j changes no output before j, bit for bit, in training and evaluation."""
-    _need_direction(subject, True)
-    tried = 0
-    for training in (False, True):
+    """Changing token j changes no output before j, in training and evaluation: bit for bit, or, where past
+    and future meet in one sum (an FFT), by no more than the rounding of the largest output."""
+    _need_causal(subject)
+    tried, exact = 0, True
+    for training, length in product((False, True), subject.lengths):
         module = subject.module(causal=True).train(training)
-        for length in LENGTHS:
-            for how, options in _masks(subject, length):
-                x = _tokens(length)
-                before = _run(module, x, **options)
-                for j in {1, length // 2, length - 1}:
-                    changed = x.clone()
-                    changed[:, j] += torch.randn(WIDTH, dtype=x.dtype) * 3
-                    after = _run(module, changed, **options)
-                    mode = "training" if training else "evaluation"
-                    said = f"changing token {j} of {length} ({how}, {mode})"
-                    real = options.get("key_padding_mask")
-                    same_bits(before[:, :j], after[:, :j], said, real)
-                    tried += 1
-    return f"{tried} perturbations, bit for bit"
+        x = subject.inputs(3, length)
+        for layout in subject.layouts(length):
+            before = layout.without_padding(subject.run(module, x, **layout.masks))
+            for j in (1, length // 2, length - 1):
+                changed = x.clone()
+                changed[:, j] += torch.randn(x.shape[2], dtype=x.dtype) * 5 * rms(x)
+                after = layout.without_padding(subject.run(module, changed, **layout.masks))
+                mode = "training" if training else "evaluation"
+                said = f"changing token {j} of {length} ({layout.name}, {mode}): an earlier output"
+                close(before[:, :j], after[:, :j], said, 64 * subject.rounding, largest(after))
+                exact &= torch.equal(before[:, :j], after[:, :j])
+                tried += 1
+    return f"{tried} perturbations, {'bit for bit' if exact else 'to rounding'}"
 
 
 @named("prefix = full")
+@torch.no_grad()
 def prefix_equals_full(subject: Subject) -> str:
     """The outputs for a prefix do not depend on whether the rest is there."""
-    _need_direction(subject, True)
-    module = subject.module(causal=True).eval()
-    for length in LENGTHS:
-        x = _tokens(length)
-        full = _run(module, x)
-        for m in {1, 2, length // 2, length - 1}:
-            close(_run(module, x[:, :m]), full[:, :m], f"the prefix of {m} of {length} tokens")
+    _need_causal(subject)
+    module = subject.module(causal=True)
+    for length in subject.lengths:
+        x = subject.tokens(2, length)
+        full = subject.run(module, x)
+        for m in (1, 2, length // 2, length - 1):
+            said = f"the prefix of {m} of {length} tokens"
+            close(subject.run(module, x[:, :m]), full[:, :m], said, subject.tolerance)
     return "the same outputs for prefixes"
 
 
 @named("cached = full")
+@torch.no_grad()
 def cached_equals_full(subject: Subject) -> str:
-    """Token by token with a cache, after a prefill, equals one call; with padding and documents too."""
-    _need_direction(subject, True)
-    _need(subject, "cache")
-    module = subject.module(causal=True).eval()
-    length = LENGTHS[0]
-    for how, options in _masks(subject, length):
-        x = _tokens(length)
-        full = _run(module, x, **options)
-        for prefill in (1, 6):
-            cache: Any = module.new_cache()  # type: ignore[operator]
-            parts = []
+    """Token by token with a cache, after a prefill, equals one call; under every condition."""
+    _need_causal(subject)
+    subject.need("cache")
+    short, long = subject.lengths
+    cases: list[tuple[int, int, dict[str, int]]] = [(short, 1, {}), (short, 6, {}), (long, long - 9, {})]
+    cases += [(short, 6, {name: 2}) for name in ("window", "kv_heads") if name in subject.takes]
+    for length, prefill, options in cases:
+        module: Any = subject.module(causal=True, **options)
+        for layout in subject.layouts(length, "cache"):
+            x = subject.tokens(3, length)
+            cache, parts = module.new_cache(), []
             for start, stop in [(0, prefill), *((i, i + 1) for i in range(prefill, length))]:
-                seen = {key: mask[:, :stop] for key, mask in options.items()}
-                parts.append(_run(module, x[:, start:stop], cache=cache, **seen))
-            said = f"cached decoding after {prefill} tokens ({how})"
-            close(torch.cat(parts, 1), full, said, options.get("key_padding_mask"))
+                seen = {key: mask[:, :stop] for key, mask in layout.masks.items()}
+                parts.append(subject.run(module, x[:, start:stop], cache=cache, **seen))
+            ours = layout.without_padding(torch.cat(parts, 1))
+            full = layout.without_padding(subject.run(module, x, **layout.masks))
+            how = ", ".join([layout.name, *(f"{name} {value}" for name, value in options.items())])
+            close(
+                ours, full, f"cached decoding after {prefill} of {length} tokens ({how})", subject.tolerance
+            )
     return "token by token = one call"
 
 
-@named("padding")
-def padding_changes_nothing(subject: Subject) -> str:
-    """Side, amount and content of padding change nothing at real tokens."""
-    _need(subject, "key_padding_mask")
+def _as_alone(subject: Subject, condition: Condition) -> str:
     tried = 0
-    for causal in subject.directions:
-        module = subject.module(causal).eval()
-        for length in LENGTHS:
-            x = _tokens(length)
-            alone = _run(module, x)
-            for side in ("left", "right"):
-                for amount in (1, 5):
-                    for size in (1.0, 30.0):
-                        junk = torch.randn(x.shape[0], amount, WIDTH, dtype=x.dtype) * size
-                        out = _padded(module, x, junk, side)
-                        close(out, alone, f"{amount} padding tokens on the {side}")
-                        tried += 1
-    return f"{tried} paddings, same outputs"
+    with torch.no_grad():
+        for causal, length in _cases(subject):
+            for pair in condition(subject, causal, length, False):
+                close(pair.ours, pair.theirs, f"{pair.said}: the output", subject.tolerance)
+                tried += 1
+    return f"{tried} cases, as if alone"
 
 
-@named("packed documents")
-def documents_do_not_mix(subject: Subject) -> str:
-    """A packed document gives what it gives alone, and no other document can change a bit of it."""
-    _need(subject, "documents")
-    for causal in subject.directions:
-        module = subject.module(causal).eval()
-        for lengths in ((5, 1, 11), (40, 90, 61)):
-            ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-            documents = ids.expand(2, -1)
-            x = _tokens(sum(lengths))
-            packed = _run(module, x, documents=documents)
-            for i, part in enumerate(x.split(lengths, 1)):
-                said = f"document {i} of lengths {lengths}"
-                close(packed.split(lengths, 1)[i], _run(module, part), f"{said}, packed")
-                changed = x + (ids != i)[:, None] * torch.randn_like(x) * 3
-                after = _run(module, changed, documents=documents)
-                inside = (ids == i).nonzero()[:, 0]
-                same_bits(packed[:, inside], after[:, inside], f"changing the others ({said})")
-    return "each as if alone"
+PROPERTIES |= {name: partial(_as_alone, condition=condition) for name, condition in CONDITIONS.items()}
 
 
 @named("evaluation is deterministic")
+@torch.no_grad()
 def evaluation_is_deterministic(subject: Subject) -> str:
     """In evaluation mode nothing is random."""
-    for causal in subject.directions:
-        module = subject.module(causal).eval()
-        x = _tokens(LENGTHS[0])
-        first, second = _run(module, x, seed=1), _run(module, x, seed=2)
-        same_bits(first, second, "running twice with different seeds")
+    for causal, length in _cases(subject):
+        module, x = subject.module(causal), subject.tokens(2, length)
+        first, second = (subject.run(module, x, seed=seed) for seed in (1, 2))
+        close(first, second, "running twice with different seeds: the output", 0.0)
     return "two seeds, same bits"
 
 
 @named("gradients")
 def gradients_are_right(subject: Subject) -> str:
-    """Backpropagation agrees with central differences in float64, for x and every parameter."""
-    worst = 0.0
-    for causal in subject.directions:
-        module = subject.module(causal).eval()
-        x = _tokens(9).requires_grad_()
-        cotangent = torch.randn(2, 9, WIDTH, dtype=x.dtype)
-        tensors = {"x": x, **dict(module.named_parameters())}
+    """Of x and every parameter: alone they agree with central differences, and under every condition with
+    what they are alone."""
+    worst, tried = 0.0, 0
+    for causal, length in _cases(subject):
+        module = subject.module(causal)
+        tensors = with_parameters(subject.inputs(1, length).requires_grad_(), module)
+        u = torch.randn_like(subject.run(module, tensors["x"]))
 
-        def value(x: Tensor = x, module: nn.Module = module, u: Tensor = cotangent) -> Tensor:
-            return (_run(module, x) * u).sum()
+        def value(moved: Tensors, module: nn.Module = module, u: Tensor = u) -> Tensor:
+            return subject.run(module, moved["x"], moved=moved).double() * u
 
-        grads = torch.autograd.grad(value(), list(tensors.values()), allow_unused=True)
-        for (name, tensor), grad in zip(tensors.items(), grads, strict=True):
-            for attempt in range(3):  # a wrong gradient is wrong everywhere, a kink is not
-                direction = torch.randn_like(tensor)
-                backpropagated = 0.0 if grad is None else float((grad * direction).sum())
-                measured = slope(value, tensor, direction)
-                error = abs(backpropagated - measured) / max(1.0, abs(measured))
-                if error < 1e-5:
-                    worst = max(worst, error)
-                    break
-                if attempt == 2:
-                    raise Broken(
-                        f"the gradient of {name} is {backpropagated:.6g}, by differences {measured:.6g}"
+        worst = max(worst, close_to_differences(value, tensors, subject.rounding, at(length, causal)))
+        for condition in CONDITIONS.values():
+            try:
+                for pair in condition(subject, causal, length, True):
+                    if float(distance(pair.ours, pair.theirs).max()) > subject.tolerance:
+                        continue  # the condition's own row tells
+                    u = torch.randn_like(pair.ours)
+                    ours, theirs = (
+                        gradients((y * u).sum(), pair.tensors) for y in (pair.ours, pair.theirs)
                     )
-    return f"relative error at most {worst:.0e}"
+                    close_gradients(ours, theirs, pair.said, subject.tolerance)
+                    tried += 1
+            except NotOffered:
+                continue
+    return f"{worst:.0e} from central differences, {tried} cases as if alone"
 
 
 @named("low precision")
@@ -174,140 +163,131 @@ def low_precision_is_as_good_as_plain(subject: Subject) -> str:
     """The error in bf16 and fp16 is at most twice that of explicit weights in the same precision."""
     if subject.qkv is None or subject.spec is None:
         raise NotOffered("no explicit weights to compare with")
+    attend, plainly = subject.qkv, partial(subject.qkv, implementation="reference")
     worst = 0.0
-    for causal in subject.directions:
-        for dtype in (torch.bfloat16, torch.float16):
-            torch.manual_seed(3)
-            q, k, v = (torch.randn(2, HEADS, 96, 16).to(dtype) for _ in range(3))
-            exact = subject.qkv(
-                q.double(), k.double(), v.double(), causal=causal, implementation="reference"
-            )
-            ours = subject.qkv(q, k, v, causal=causal)
-            plain = subject.qkv(q, k, v, causal=causal, implementation="reference")
-            if ours.dtype != dtype:
-                raise Broken(f"{dtype} in, {ours.dtype} out")
-            our_error, plain_error = rms(ours - exact), rms(plain - exact)
-            ratio = our_error / max(plain_error, 1e-12)
-            worst = max(worst, ratio)
-            if not ratio <= 2:
-                place = int((ours - exact).abs().amax((0, 1, 3)).argmax())
-                raise Broken(f"{dtype}: {ratio:.1f} times the plain error, most at position {place}")
+    for causal, dtype in product(subject.directions, (torch.bfloat16, torch.float16)):
+        low = [x.to(dtype) for x in qkv(96, HEADS, torch.float32)]
+        exact = plainly(*(x.double() for x in low), causal=causal)
+        ours, plain = attend(*low, causal=causal), plainly(*low, causal=causal)
+        if ours.dtype != dtype:
+            raise Broken(f"{dtype} in, {ours.dtype} out")
+        ratio = rms(ours - exact) / max(rms(plain - exact), 1e-12)
+        worst = max(worst, ratio)
+        if not ratio <= 2:
+            place = int((ours - exact).abs().amax((0, 1, 3)).argmax())
+            raise Broken(f"{dtype}: {ratio:.1f} times the plain error, most at position {place}")
     return f"{worst:.2f} times the error of the plain computation"
+
+
+@named("autocast")
+def autocast_is_as_good_as_rounding(subject: Subject) -> str:
+    """In bf16 autocast outputs and gradients are finite, and their error is at most three times that of
+    rounding x and the parameters to bf16 and computing exactly from there."""
+    worst = 0.0
+    for causal, length in _cases(subject):
+        layout = subject.layouts(length)[-1]
+        module, x = subject.module(causal), subject.inputs(3, length)
+        exact = _output_and_gradient(subject, module, x, **layout.masks)
+        moved = {name: y.bfloat16().to(y.dtype) for name, y in with_parameters(x, module).items()}
+        rounded = _output_and_gradient(subject, module, moved["x"], moved=moved, **layout.masks)
+        with torch.autocast("cpu", torch.bfloat16):
+            ours = _output_and_gradient(subject, module.float(), x.float(), **layout.masks)
+        for name, y in ours.items():
+            said = f"{layout.name}, {at(length, causal)}: the {name}"
+            _finite(y, said)
+            ratio = rms(y - exact[name]) / max(rms(rounded[name] - exact[name]), 1e-12)
+            worst = max(worst, ratio)
+            if not ratio <= 3:
+                raise Broken(f"{said} is off by {ratio:.1f} times the error of rounded inputs")
+    return f"{worst:.1f} times the error of rounded inputs"
 
 
 @named("finite")
 def finite_everywhere(subject: Subject) -> str:
     """Huge, tiny and constant inputs and rows that see nothing give finite outputs and gradients."""
+    length = subject.lengths[0]
     for causal in subject.directions:
-        module = subject.module(causal).float().eval()
-        x = _tokens(LENGTHS[0]).float()
-        cases = {
-            "inputs of 100": x * 100,
-            "inputs of 1e-30": x * 1e-30,
-            "zeros": x * 0,
-            "equal tokens": x[:, :1].expand_as(x),
+        module, x = subject.module(causal).float(), subject.inputs(2, length).float()
+        cases: dict[str, tuple[Tensor, dict[str, Any]]] = {
+            "inputs 100 times as large": (x * 100, {}),
+            "inputs of 1e-30": (x * 1e-30, {}),
+            "zeros": (x * 0, {}),
+            "equal tokens": (x[:, :1].expand_as(x), {}),
         }
-        for name, case in cases.items():
-            _finite(module, case, name)
         if "key_padding_mask" in subject.takes:
-            mask = torch.ones(2, LENGTHS[0], dtype=torch.bool)
-            mask[0] = False
-            _finite(module, x, "a fully padded sequence", key_padding_mask=mask)
+            mask = torch.tensor([[False], [True]]).expand(2, length)
+            cases["a fully padded sequence"] = (x, {"key_padding_mask": mask})
+        for said, (inputs, masks) in cases.items():
+            for name, y in _output_and_gradient(subject, module, inputs, **masks).items():
+                _finite(y, f"{said}: the {name}")
     return "outputs and gradients finite"
 
 
 @named("compiles")
 def compiles_without_graph_breaks(subject: Subject) -> str:
-    """torch.compile takes forward and backward as one graph and gives the same numbers."""
+    """torch.compile takes one function without a graph break at two lengths and batch sizes, and gives the
+    same outputs and gradients."""
     for causal in subject.directions:
-        module = subject.module(causal).float().eval()
-        x = _tokens(LENGTHS[0]).float().requires_grad_()
+        module = subject.module(causal).float()
         torch._dynamo.reset()
-        try:
-            compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-            out = compiled(x)
-            (grad,) = torch.autograd.grad(out.square().sum(), x)
-        except Exception as error:
-            raise Broken(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
-        plain = module(x)
-        (plain_grad,) = torch.autograd.grad(plain.square().sum(), x)
-        close(out, plain, "compiled forward", tolerance=1e-4)
-        close(grad, plain_grad, "compiled backward", tolerance=1e-3)
-    return "one graph, forward and backward"
+        backend = _traced_once if subject.embedding is None else "eager"
+        compiled: Any = torch.compile(module, fullgraph=True, backend=backend)
+        for batch, length in ((2, 7), (3, 11)):
+            said, x = f"{batch} × {at(length, causal)}", subject.inputs(batch, length).float()
+            try:
+                ours = _output_and_gradient(subject, compiled, x)
+            except Exception as error:
+                cause: BaseException = error
+                while cause.__cause__ is not None:  # torch wraps what went wrong
+                    cause = cause.__cause__
+                line = str(cause).strip().partition("\n")[0]
+                raise Broken(f"{said}: {type(cause).__name__}: {line}") from error
+            for name, y in _output_and_gradient(subject, module, x).items():
+                close(ours[name], y, f"{said}: the compiled {name}", 1e-3)
+    return "two shapes without a graph break, forward and backward"
 
 
-def formula(against: Subject) -> Property:
-    """A property: the subject computes the published formula of `against`, at several scales."""
-
-    def follows_the_formula(subject: Subject) -> str:
-        if subject.qkv is None or against.qkv is None:
-            raise NotOffered("no q, k and v")
-        for causal in subject.directions:
-            for size in (0.3, 1.0, 3.0):
-                torch.manual_seed(4)
-                shape = (2, HEADS, LENGTHS[0], 8)
-                q, k, v = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
-                ours = subject.qkv(q * size, k, v, causal=causal)
-                theirs = against.qkv(q * size, k, v, causal=causal, implementation="reference")
-                said = f"the formula of {against.name} (queries scaled by {size})"
-                close(ours.transpose(1, 2), theirs.transpose(1, 2), said)
-        return f"equals {against.name}"
-
-    return follows_the_formula
+def _traced_once(graph: Any, inputs: list[Any]) -> Any:
+    """A backend that traces the backward pass too, but for symbolic lengths, where that takes seconds."""
+    if any(isinstance(x, torch.SymInt) for x in inputs):
+        return graph.forward
+    return lookup_backend("aot_eager")(graph, inputs)
 
 
-def _masks(subject: Subject, length: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The ways of masking the subject takes."""
-    yield "plain", {}
-    if "key_padding_mask" in subject.takes:
-        left = torch.ones(2, length, dtype=torch.bool)
-        left[0, :3] = False
-        yield "left-padded", {"key_padding_mask": left}
-    if "documents" in subject.takes:
-        documents = (torch.arange(length) >= length // 3).long().expand(2, -1)
-        yield "packed", {"documents": documents}
+@named("formula")
+def formula(subject: Subject) -> str:
+    """It computes the published formula of `against`, at several scales; a registered mixer its own."""
+    if subject.against is None:
+        raise NotOffered("no formula to compare with")
+    if subject.qkv is None or subject.against.qkv is None:
+        raise NotOffered("no q, k and v")
+    for causal, length in _cases(subject):
+        q, k, v = qkv(length, HEADS, torch.float64)
+        for size in (0.3, 1.0, 3.0):
+            ours = subject.qkv(q * size, k, v, causal=causal)
+            theirs = subject.against.qkv(q * size, k, v, causal=causal, implementation="reference")
+            said = f"the formula of {subject.against.name} (queries scaled by {size})"
+            close(as_rows(ours), as_rows(theirs), said, subject.tolerance)
+    return f"equals {subject.against.name}"
 
 
-def _tokens(length: int) -> Tensor:
-    generator = torch.Generator().manual_seed(7)
-    return torch.randn(2, length, WIDTH, dtype=torch.float64, generator=generator)
+def _cases(subject: Subject) -> Iterator[tuple[bool, int]]:
+    return product(subject.directions, subject.lengths)
 
 
-def _run(module: nn.Module, x: Tensor, seed: int = 0, **options: Any) -> Tensor:
-    torch.manual_seed(seed)
-    out: Tensor = module(x, **options)
-    if out.shape != x.shape:
-        raise Broken(f"x of shape {tuple(x.shape)} gave {tuple(out.shape)}")
-    return out
+def _need_causal(subject: Subject) -> None:
+    if True not in subject.directions:
+        raise NotOffered("not causal")
 
 
-def _padded(module: nn.Module, x: Tensor, junk: Tensor, side: str) -> Tensor:
-    amount = junk.shape[1]
-    mask = torch.ones(x.shape[0], x.shape[1] + amount, dtype=torch.bool)
-    if side == "left":
-        mask[:, :amount] = False
-        return _run(module, torch.cat([junk, x], 1), key_padding_mask=mask)[:, amount:]
-    mask[:, -amount:] = False
-    return _run(module, torch.cat([x, junk], 1), key_padding_mask=mask)[:, :-amount]
+def _output_and_gradient(subject: Subject, module: nn.Module, x: Tensor, **options: Any) -> Tensors:
+    x = x.detach().requires_grad_()
+    out = subject.run(module, x, **options)
+    u = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return {"output": out, **gradients((out * u).sum(), {"gradient of x": x})}
 
 
-def _finite(module: nn.Module, x: Tensor, said: str, **options: Any) -> None:
-    x = x.detach().clone().requires_grad_()
-    out = _run(module, x, **options)
-    bad = ~out.isfinite()
+def _finite(x_BLW: Tensor, said: str) -> None:
+    bad = ~x_BLW.isfinite()
     if bool(bad.any()):
-        raise Broken(f"{said}: the output at position {int(bad.nonzero()[0, 1])} is not finite")
-    (grad,) = torch.autograd.grad(out.sum(), x)
-    bad = ~grad.isfinite()
-    if bool(bad.any()):
-        raise Broken(f"{said}: the gradient at position {int(bad.nonzero()[0, 1])} is not finite")
-
-
-def _need(subject: Subject, what: str) -> None:
-    if what not in subject.takes:
-        raise NotOffered(f"takes no {what}")
-
-
-def _need_direction(subject: Subject, causal: bool) -> None:
-    if causal not in subject.directions:
-        raise NotOffered("not causal" if causal else "not bidirectional")
+        raise Broken(f"{said} at position {int(bad.nonzero()[0, 1])} is not finite")

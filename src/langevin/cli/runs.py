@@ -94,22 +94,22 @@ class WithSettings:
             own = Path(flag(arguments, "--out") or "") / "config.yaml"
             file = str(own) if flag(arguments, "--out") and own.is_file() else None
         if file is None:
-            return cls.of(arguments, TrainConfig())
+            return cls.of(arguments, {})
         if not file:
             raise UsageError("--config names no file", "Give a YAML file, such as a run's config.yaml.")
         config, options = cls.read(Path(file))
         if any(a.partition("=")[0] in BUDGETS for a in arguments):  # one takes the place of another
             config = replace(config, tokens=None, steps=None, minutes=None)
-        return cls.of(arguments, config, **options)
+        return cls.of(arguments, asdict(config), **options)
 
     @classmethod
-    def of(cls, arguments: list[str], config: TrainConfig, **options: Any) -> Any:
+    def of(cls, arguments: list[str], settings: dict[str, Any], /, **options: Any) -> Any:
         """The options with these settings, and those of the task under a heading of its own."""
         parts = {
-            name: group(**{f.name: getattr(config, f.name) for f in fields(group)})
+            name: group(**{f.name: settings[f.name] for f in fields(group) if f.name in settings})
             for name, group in GROUPS.items()
         }
-        task = TASKS.parse(flag(arguments, "--task") or config.task)
+        task = TASKS.parse(flag(arguments, "--task") or parts["task"].task)
         if not fields(task):
             return cls(**parts, **options)
         own = (task.name, tyro.conf.OmitArgPrefixes[type(task)], field(default=task))  # type: ignore[misc]

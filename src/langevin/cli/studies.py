@@ -181,6 +181,7 @@ class Reproduce:
         seeds = tuple(read_seeds(self.seeds)) if self.seeds else None
         folder = self.out or Path("runs") / f"{self.name}-{self.scale}"
 
+        from langevin.studies.claims import in_short
         from langevin.studies.reproduce import reproduce
 
         console = console_for(stderr=True)
@@ -201,8 +202,7 @@ class Reproduce:
         except KeyboardInterrupt:
             print(f"{folder}: stopped; the same command goes on where it stopped")
             return 130
-        for sentence in results["verdict"][: 1 + len(results["published"])]:
-            print(sentence)
+        print(in_short(results["published"]), *(row["sentence"] for row in results["published"]), sep="\n")
         print(f"The report: {folder / 'report.html'}")
         offer_seeds(results)
         failed = [f"{arm} seed {seed}" for arm, seed in _failed_seeds(results)]

@@ -75,7 +75,6 @@ def build(
         "dtype": dtype.str,
         "tokenizer": {"name": name, "vocab_size": size, "eos": made.tokenizer.eos_token_id},
         "tokenizer_sha256": tokenizers.fingerprint(made.tokenizer),
-        "source_sha256": _joint(shards[split].text_sha256.hexdigest() for split in SPLITS),
         "splits": {split: shard.facts() for split, shard in shards.items()},
         **_true_entropy(texts, shards),
         **_repeated(texts, shards),
@@ -183,10 +182,6 @@ def _start(folder: Path, texts: Texts, train: Shard) -> list[int]:
         if np.isin(ids, seen).all() and len(ids):
             return [int(token) for token in ids]
     return [int(seen[0])]
-
-
-def _joint(hashes: Iterable[str]) -> str:
-    return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
 def _true_entropy(texts: Texts, shards: dict[str, Shard]) -> dict[str, Any]:

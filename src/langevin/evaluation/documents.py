@@ -27,7 +27,7 @@ class Documents:
     Every token of a document is scored exactly once, the first of its row is context; with `text eos` the
     eos is scored, with `bos text` there is none. A document of more than `length` tokens is read in windows
     of its own that start `stride` tokens apart, as in `ar.Strided`. Rows come in batches of similar length,
-    padded on the right with what is not scored. The unit that is resampled is the document.
+    the longest first, padded on the right with what is not scored. The unit resampled is the document.
     """
 
     corpus: Corpus
@@ -71,7 +71,7 @@ class Documents:
                 if fresh < end:
                     rows.append((document, begin, end, fresh))
                 fresh = end
-        return sorted(rows, key=lambda row: row[2] - row[1])
+        return sorted(rows, key=lambda row: row[1] - row[2])
 
     def __len__(self) -> int:
         return math.ceil(len(self.rows) / self.batch)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from langevin.kernels.view import View
+from langevin.kernels.view import View, wide
+
+_DOWN = 2.0**-6  # keeps the product of large q and k in the range of float16
 
 
 def scores(
@@ -19,8 +21,9 @@ def scores(
     key_offset: Tensor | None = None,
     decay: float = 0.0,
 ) -> Tensor:
-    """τ_i ( q_i·k_j + κ_j - (α/2)(i - j)² )."""
-    z = q_BHQD @ k_BHKD.transpose(-1, -2)
+    """τ_i ( q_i·k_j + κ_j - (α/2)(i - j)² ), in float32 or better from the product on."""
+    product = (q_BHQD * _DOWN) @ k_BHKD.transpose(-1, -2)
+    z = product.to(wide(product.dtype)) / _DOWN
     if key_offset is not None:
         z = z + key_offset.transpose(-1, -2)
     if decay:

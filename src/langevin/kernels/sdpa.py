@@ -129,8 +129,12 @@ def _sdpa(
 
 
 def _kernels(q: Tensor, mask: Tensor | None) -> AbstractContextManager[None]:
-    """On a GPU, all but cuDNN's kernel: it is the fastest, but takes tens of milliseconds to plan for every
-    new shape. Training without a mask is left to it; decoding, evaluation and masks bring new shapes."""
-    if q.device.type != "cuda" or (mask is None and q.requires_grad and q.shape[2] > 1):
+    if q.device.type != "cuda" or may_plan(q, mask):
         return nullcontext()
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
+def may_plan(q: Tensor, mask: Tensor | None) -> bool:
+    """Whether cuDNN's kernel may be used. It is the fastest on a GPU, but plans for tens of milliseconds at
+    every new shape. Training repeats its shapes; decoding, evaluation and masked batches bring new ones."""
+    return mask is None and q.shape[2] > 1 and q.requires_grad

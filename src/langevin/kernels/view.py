@@ -291,6 +291,12 @@ class View:
             return out_BHQD
         return torch.where((self.visible_BQ > 0)[:, None, :, None], out_BHQD, 0.0)
 
+    def silence_padding(self, x_BHQ: Tensor) -> Tensor:
+        """Zero at queries that are padding; (B, H, Q, anything)."""
+        if self.real_BK is None:
+            return x_BHQ
+        return torch.where(self.at_queries(self.real_BK)[:, None, :, None], x_BHQ, 0.0)
+
 
 def readable(x: Tensor) -> bool:
     """Whether the values of x may be looked at: not while a graph is made."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -96,8 +96,12 @@ def _remember(text: str) -> bool:
 
 def _scalars(spec: Spec, geometry: Geometry, given: Parameters, like: Tensor) -> list[Parameters]:
     """Learned scalars of the mixer and of each wrapper: the given ones, else their initial values."""
-    make = _initial if torch.compiler.is_compiling() else _initial_once
-    start = make(spec, geometry, like.device, wide(like.dtype))
+    start = []
+    for part in (spec.mixer, *spec.wrappers):
+        # Made where they are used: to copy them to a GPU would stall it (a graph has them as constants).
+        with nullcontext() if torch.compiler.is_compiling() else like.device:
+            values = part.parameters(geometry)
+        start.append({name: x.to(like.device, wide(like.dtype)) for name, x in values.items()})
     if not given:
         return start
     every: list[Parameters] = []
@@ -116,16 +120,6 @@ def _scalars(spec: Spec, geometry: Geometry, given: Parameters, like: Tensor) ->
         if name not in known:
             raise UsageError(f"{spec} learns no {name!r}", f"It learns: {', '.join(known) or '-'}.")
     return every
-
-
-def _initial(spec: Spec, geometry: Geometry, device: torch.device, dtype: torch.dtype) -> list[Parameters]:
-    return [
-        {name: x.to(device=device, dtype=dtype) for name, x in part.parameters(geometry).items()}
-        for part in (spec.mixer, *spec.wrappers)
-    ]
-
-
-_initial_once = lru_cache(maxsize=256)(_initial)  # copying them to a GPU at every call would stall it
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, past: Tensor | None) -> None:

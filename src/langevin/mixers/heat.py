@@ -32,6 +32,7 @@ from langevin.mixers.mechanism import (
     Inputs,
     Parameters,
     SoftmaxMechanism,
+    in_full_precision,
     initial,
     per_head,
 )
@@ -103,6 +104,7 @@ class Heat(SoftmaxMechanism):
         span = math.log(self.t_max / self.t_min)
         return self.t_min * (span * level.sigmoid()).exp()
 
+    @in_full_precision
     def statistics(self, x: Inputs) -> Tensor:
         """(mean_j z_ij, |q_i| rms_j |k_j| / d, ln n_i) over the keys i sees; (B, H, Q, 3)."""
         view, dtype = x.view, wide(x.q_BHQD.dtype)

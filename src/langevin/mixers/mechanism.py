@@ -5,8 +5,10 @@ B batch, H heads, Q queries, K keys, D head width. Keys and values may have fewe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import wraps
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,8 @@ from langevin.mixers import alibi
 from langevin.mixers.spec import Spec
 
 Parameters = dict[str, Tensor]
+_SHARE = 16.0
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,17 @@ class Inputs:
     geometry: Geometry
     past_queries: Tensor | None = None  # (B, H, K - Q, D), for a mechanism that needs them
     dropout: float = 0.0
+
+
+def in_full_precision(method: Method) -> Method:
+    """A method of Inputs with autocast off: it chooses the types it computes in."""
+
+    @wraps(method)
+    def run(self: Any, x: Inputs, *rest: Any) -> Any:
+        with torch.autocast(x.q_BHQD.device.type, enabled=False):
+            return method(self, x, *rest)
+
+    return run  # type: ignore[return-value]
 
 
 class Mechanism:
@@ -140,6 +155,7 @@ class SoftmaxMechanism(Mechanism):
             v = F.pad(v, (0, q.shape[-1] - width))
         return sdpa.attention(q, k, v, x.view, scale, x.dropout, bias)[..., :width]
 
+    @in_full_precision
     def _attend_in_band(self, x: Inputs) -> Tensor:
         dtype = wide(x.q_BHQD.dtype)
         q, k, v = (as_many_heads(y.to(dtype), x.q_BHQD) for y in (x.q_BHQD, x.k_BHKD, x.v_BHKD))
@@ -155,13 +171,15 @@ class SoftmaxMechanism(Mechanism):
         slopes = alibi.slopes(x.geometry.heads, q.device) if x.geometry.alibi else None
         return banded.attention(q * tau, k, v, penalty, x.view, slopes).to(x.v_BHKD.dtype)
 
+    @in_full_precision
     def weights(self, x: Inputs) -> Tensor:
         q, k, offset = x.q_BHQD, as_many_heads(x.k_BHKD, x.q_BHQD), self.key_offset(x)
         offset = None if offset is None else as_many_heads(offset, q)
         z = reference.scores(q, k, x.view, self.scale(x), offset, self.decay)
         if x.geometry.alibi:
             z = z + alibi.bias(x.view, x.geometry.heads, z.dtype)
-        return reference.softmax_weights(z, x.view)
+        w = reference.softmax_weights(z, x.view)
+        return x.view.silence_padding(w) if self.decay else w  # as the band does
 
 
 def scaled(q_BHQD: Tensor, tau: float | Tensor) -> tuple[Tensor, float]:
@@ -181,16 +199,17 @@ def as_computed(x: Tensor) -> Tensor:
 
 def with_key_offset(q_BHQD: Tensor, k_BHKD: Tensor, offset_BHK1: Tensor) -> tuple[Tensor, Tensor]:
     """Columns such that q'·k' = q·k + κ. Half precision spends three columns on κ so that it loses
-    nothing against float32; the width becomes a multiple of 8, as fused kernels want it."""
-    parts, rest = [], offset_BHK1
+    nothing against float32, and shares it between q and k to stay in the range of float16; the width
+    becomes a multiple of 8, as fused kernels want it."""
+    parts, rest = [], offset_BHK1 / _SHARE
     for _ in range(1 if k_BHKD.dtype in (torch.float32, torch.float64) else 3):
         part = rest.to(k_BHKD.dtype)
         parts.append(part)
         rest = rest - part.to(rest.dtype)
     extra = len(parts)
     fill = -(q_BHQD.shape[-1] + extra) % 8
-    ones = torch.ones_like(q_BHQD[..., :1]).expand(*q_BHQD.shape[:-1], extra)
-    q = F.pad(torch.cat([q_BHQD, ones], -1), (0, fill))
+    share = torch.full_like(q_BHQD[..., :1], _SHARE).expand(*q_BHQD.shape[:-1], extra)
+    q = F.pad(torch.cat([q_BHQD, share], -1), (0, fill))
     k = F.pad(torch.cat([k_BHKD, *parts], -1), (0, fill))
     return q, k
 

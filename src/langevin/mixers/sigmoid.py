@@ -19,7 +19,7 @@ from torch import Tensor
 from langevin.kernels import pointwise, reference
 from langevin.kernels.view import as_many_heads, wide
 from langevin.mixers import alibi
-from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, Parameters, initial
+from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, Parameters, in_full_precision, initial
 from langevin.mixers.spec import register
 
 
@@ -52,6 +52,7 @@ class Sigmoid(Mechanism):
         slopes = alibi.slopes(x.geometry.heads, q.device) if x.geometry.alibi else None
         return pointwise.attention(q, k, v, self.row_bias(x), x.view, sigmoid=True, slopes_H=slopes)
 
+    @in_full_precision
     def weights(self, x: Inputs) -> Tensor:
         z = reference.scores(x.q_BHQD, as_many_heads(x.k_BHKD, x.q_BHQD), x.view, x.geometry.scale)
         z = z + self.row_bias(x)[..., None]

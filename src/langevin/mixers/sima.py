@@ -22,7 +22,7 @@ from torch import Tensor
 from langevin.errors import UsageError
 from langevin.kernels import linear, pointwise, reference
 from langevin.kernels.view import View, as_many_heads, wide
-from langevin.mixers.mechanism import Geometry, Inputs, Mechanism
+from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, in_full_precision
 from langevin.mixers.spec import register
 
 _LEAST_NORM = 1e-12
@@ -38,6 +38,7 @@ class SimA(Mechanism):
     needs_past_queries = True
     recurrent = True
 
+    @in_full_precision
     def attend(self, x: Inputs) -> Tensor:
         view = x.view
         q, k = self.normalised(x)
@@ -53,6 +54,7 @@ class SimA(Mechanism):
             out = pointwise.attention(q, k, v, none, view, sigmoid=False)
         return out.to(x.v_BHKD.dtype)
 
+    @in_full_precision
     def weights(self, x: Inputs) -> Tensor:
         q, k = self.normalised(x, reference.visible_sum)
         return reference.linear_weights(q @ k.transpose(-1, -2), x.view).to(x.q_BHQD.dtype)
@@ -78,6 +80,7 @@ class SimA(Mechanism):
             q = q * view.visible_BQ[:, None, :, None].to(dtype)
         return q, as_many_heads(k, q)
 
+    @in_full_precision
     def advance(self, x: Inputs, state: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The state is Σ k vᵀ, Σ|q| and Σ|k| of the current document."""
         view, dtype = x.view, wide(x.q_BHQD.dtype)

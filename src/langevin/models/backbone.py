@@ -97,8 +97,11 @@ class LangevinPreTrainedModel(PreTrainedModel):
     config_class = LangevinConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    _input_embed_layer = "embed"
     _no_split_modules = ("LangevinBlock",)
     _skip_keys_device_placement = ("past_key_values",)
+    _supports_sdpa = True
+    _supports_attention_backend = True
     _can_compile_fullgraph = True
 
     def __init__(self, config: LangevinConfig) -> None:
@@ -114,28 +117,18 @@ class LangevinPreTrainedModel(PreTrainedModel):
         missing = [k for k in info["missing_keys"] if ".blocks." in f".{k}" and ".scalars." not in k]
         if missing and "state_dict" not in kwargs:
             raise WorkError(
-                f"{len(missing)} weights are missing in {args[0]}, the first being {missing[0]}",
+                f"{args[0]} lacks {len(missing)} of the model's weights, the first being {missing[0]}",
                 "Load it with the settings it was saved with, or save it again.",
             )
         return (model, info) if output_loading_info else model
 
     def _init_weights(self, module: nn.Module) -> None:
-        std = self.config.initializer_range
-        if isinstance(module, nn.Linear):
-            init.normal_(module.weight, mean=0.0, std=std)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, mean=0.0, std=std)
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            init.ones_(module.weight)
-            if getattr(module, "bias", None) is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, Scalars):
+        super()._init_weights(module)
+        if isinstance(module, Scalars):
             for name, value in module.start().items():
                 init.copy_(getattr(module, name), value)
         elif isinstance(module, LangevinBlock):  # branches add up over 2 · depth residual additions
-            small = std / math.sqrt(2 * self.config.num_hidden_layers)
+            small = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
             init.normal_(module.mlp.down.weight, mean=0.0, std=small)
             if isinstance(module.attention, Attention):
                 init.normal_(module.attention.o_proj.weight, mean=0.0, std=small)
@@ -157,12 +150,6 @@ class LangevinModel(LangevinPreTrainedModel):
             self._keep_in_fp32_modules_strict = ("scalars",)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed
-
-    def set_input_embeddings(self, value: Any) -> None:
-        self.embed = value
-
     @can_return_tuple
     def forward(
         self,
@@ -180,12 +167,20 @@ class LangevinModel(LangevinPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
-        use_cache = config.use_cache if use_cache is None else use_cache
         weighed = config.output_attentions if output_attentions is None else output_attentions
         shown = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        if use_cache and past_key_values is None and config.causal and not self._recomputes:
-            past_key_values = DynamicCache(config=config)
         view = self._view(x, attention_mask, position_ids, past_key_values, weighed)
+        recomputes = self.training and self.gradient_checkpointing  # a cache would hear tokens twice
+        if past_key_values is None and config.causal and not recomputes:
+            # Nobody goes on from packed documents unless they ask for it.
+            text = view.starts_BQ is None and view.dense_BQK is None
+            if config.use_cache and text if use_cache is None else use_cache:
+                past_key_values = DynamicCache(config=config)
+        if past_key_values is not None and view.starts_BQ is not None and readable(x):
+            raise UsageError(
+                "packed documents came with a cache, from which only one text can go on",
+                "Pass use_cache=False, or each document as a row of its own.",
+            )
         if position_ids is None:
             position_ids = (torch.arange(x.shape[1], device=x.device) + view.past)[None]
         rotation = self._rotation(position_ids, x.dtype)
@@ -204,11 +199,6 @@ class LangevinModel(LangevinPreTrainedModel):
             attentions=tuple(weights) if weighed else None,
         )
 
-    @property
-    def _recomputes(self) -> bool:
-        """Whether blocks run again for their gradients, when a cache would hear tokens twice."""
-        return self.training and self.gradient_checkpointing
-
     def _view(
         self,
         x_BLW: Tensor,
@@ -224,13 +214,16 @@ class LangevinModel(LangevinPreTrainedModel):
         if attention_mask is not None and attention_mask.ndim == 4:
             seen = visible(attention_mask, B, L, keys)
             return View.from_mask(seen, causal=self.config.causal, past=past)
+        real = None if attention_mask is None else attention_mask.bool()
+        if real is not None and past is None and readable(real) and bool(real.all()):
+            real = None
         first = keys == L if past is None else isinstance(past, int)
         return View.of(
             L,
             keys,
             causal=self.config.causal,
             device=x_BLW.device,
-            key_padding_mask=None if attention_mask is None else attention_mask.bool(),
+            key_padding_mask=real,
             position_ids=position_ids if first else None,
             past=past,
             batch=B,
@@ -273,12 +266,6 @@ class LangevinForCausalLM(LangevinPreTrainedModel, GenerationMixin):
         self.model = LangevinModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, value: Any) -> None:
-        self.lm_head = value
 
     @staticmethod
     def create_masks_for_generate(

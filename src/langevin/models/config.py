@@ -64,6 +64,18 @@ class LangevinConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     @property
+    def output_attentions(self) -> bool:
+        """Any attn_implementation gives weights here: it is the mixer that chooses how to compute."""
+        return bool(self._output_attentions)
+
+    @output_attentions.setter
+    def output_attentions(self, value: bool) -> None:
+        self._output_attentions = value
+
+    def validate_output_attentions(self) -> None:
+        """Nothing: see above."""
+
+    @property
     def mixers(self) -> list[Spec]:
         """The spec of every layer."""
         specs = [self.mixer] if isinstance(self.mixer, str) else list(self.mixer)

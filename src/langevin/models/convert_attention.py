@@ -100,7 +100,8 @@ def attention(
 def is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
     """Whether the module looks back only: as the call says, else the model's config, else the module."""
     configured = getattr(getattr(module, "config", None), "is_causal", None)
-    for said in (options.get("is_causal"), configured, getattr(module, "is_causal", None)):
+    own = getattr(module, "is_causal", getattr(module, "causal", None))
+    for said in (options.get("is_causal"), configured, own):
         if said is not None:
             return bool(said)
     return True

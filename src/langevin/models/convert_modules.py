@@ -14,7 +14,8 @@ from langevin.errors import UsageError
 from langevin.mixers.mechanism import Geometry, Mechanism
 from langevin.mixers.neighbor import NeighborMixer
 from langevin.mixers.spec import Spec
-from langevin.models.attention import QKV
+from langevin.models.attention import QKV, Mixing, NeighborMixing
+from langevin.models.config import LangevinConfig
 from langevin.models.convert_attention import ask, call_ours, forget, is_causal, only_ours, remember
 from langevin.models.convert_neighbor import NeighborAttention, parameter_names
 
@@ -23,12 +24,16 @@ _WIDTHS = ("hidden_size", "n_embd", "d_model", "embed_dim")
 
 
 def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that call transformers' attention interface, or that took the place of one."""
+    """The modules that call transformers' attention interface or took the place of one, and our own."""
     for name, module in model.named_modules():
         forward = inspect.unwrap(type(module).forward)
         names = forward.__code__.co_names if inspect.isfunction(forward) else ()
-        if isinstance(module, NeighborAttention) or "ALL_ATTENTION_FUNCTIONS" in names:
+        if isinstance(module, Mixing) or "ALL_ATTENTION_FUNCTIONS" in names:
             yield name, module
+
+
+def _is_our_own(module: nn.Module) -> bool:
+    return isinstance(module, Mixing) and not isinstance(module, NeighborAttention)
 
 
 def install(
@@ -49,17 +54,17 @@ def install(
         module = found[name]
         if isinstance(mixer, QKV):
             module.langevin = mixer
+        else:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, _in_the_place_of(module, mixer))
+        if not _is_our_own(module):
+            call_ours(module.config)
             if remember not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(remember, with_kwargs=True)
                 module.register_forward_hook(forget, always_call=True)
-        else:
-            parent, _, child = name.rpartition(".")
-            place, names = getattr(module, "layer_idx", None), parameter_names(module)
-            taken = NeighborAttention(mixer, module.config, place, names).train(module.training)
-            setattr(model.get_submodule(parent), child, taken)
-        call_ours(module.config)
     for part in model.modules():
-        if isinstance(part, PreTrainedModel) and any(attention_modules(part)):
+        inside = [m for _, m in attention_modules(part)] if isinstance(part, PreTrainedModel) else []
+        if any(not _is_our_own(module) for module in inside):
             call_ours(part.config)
             part.set_attn_implementation = only_ours
             if ask not in part._forward_pre_hooks.values():
@@ -70,13 +75,17 @@ def install(
 def write_spec(model: PreTrainedModel) -> None:
     """Note the mixers in the model's config: one spec, or a list with one for each attention module."""
     mixers: list[Any] = [module.langevin for _, module in attention_modules(model)]
-    specs = [mixer.spec.in_full() for mixer in mixers]
-    model.config.langevin = {"spec": specs[0] if len(set(specs)) == 1 else specs}
+    specs = [mixer.spec for mixer in mixers]
+    if isinstance(model.config, LangevinConfig):
+        model.config.mixer = str(specs[0]) if len(set(specs)) == 1 else list(map(str, specs))
+    else:
+        written = [spec.in_full() for spec in specs]
+        model.config.langevin = {"spec": written[0] if len(set(specs)) == 1 else written}
 
 
 def geometry_of(module: Any, layer: int, depth: int) -> Geometry:
     """Where an attention module stands, as far as it and its config tell."""
-    if isinstance(getattr(module, "langevin", None), QKV):
+    if hasattr(module, "langevin"):
         return module.langevin.geometry
     config = module.config
     heads = _first(module, ("num_heads", "num_attention_heads", "n_heads", "n_head"))
@@ -93,9 +102,9 @@ def geometry_of(module: Any, layer: int, depth: int) -> Geometry:
     return Geometry(heads, head_dim, kv_heads or heads, layer, depth, train_length(config), scale)
 
 
-def _mixer(name: str, module: nn.Module, spec: Spec, geometry: Geometry) -> QKV | NeighborMixer:
+def _mixer(name: str, module: Any, spec: Spec, geometry: Geometry) -> QKV | NeighborMixer:
     if isinstance(spec.mixer, Mechanism):
-        if isinstance(module, NeighborAttention):
+        if isinstance(module, NeighborMixing):
             raise UsageError(
                 f"{name} was replaced by neighbor and has no q, k and v any more",
                 "Load the original model and convert that.",
@@ -103,7 +112,7 @@ def _mixer(name: str, module: nn.Module, spec: Spec, geometry: Geometry) -> QKV 
         return QKV(spec, geometry)
     mixer = spec.mixer.module(
         spec,
-        width=_first(module.config, _WIDTHS),
+        width=module.width if isinstance(module, Mixing) else _first(module.config, _WIDTHS),
         heads=geometry.heads,
         causal=is_causal(module, {}),
         layer=geometry.layer,
@@ -113,6 +122,13 @@ def _mixer(name: str, module: nn.Module, spec: Spec, geometry: Geometry) -> QKV 
     if not isinstance(mixer, NeighborMixer):
         raise UsageError(f"{spec.mixer.name} cannot take the place of attention in {name}")
     return mixer
+
+
+def _in_the_place_of(module: Any, mixer: NeighborMixer) -> nn.Module:
+    if _is_our_own(module):
+        return NeighborMixing(mixer).train(module.training)
+    place, names = getattr(module, "layer_idx", None), parameter_names(module)
+    return NeighborAttention(mixer, module.config, place, names).train(module.training)
 
 
 def _placed(mixer: nn.Module, module: nn.Module) -> Any:

@@ -28,6 +28,7 @@ SOFTMAX = parse("softmax")
 _TOKENS = 4
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}  # of the largest output
 _COARSE = 0.3  # in half precision: after a rounding, a router of experts may choose another one
+_ANOTHER = "The model is as it was: choose another, or another mixer."
 
 Given = dict[str, Any]
 Outputs = dict[str, Tensor]
@@ -45,7 +46,13 @@ def tried(
             f"{type(model).__name__} has weights that are not here (on the meta device, or offloaded)",
             "Convert it where they are; langevin.from_pretrained loads the result with any device_map.",
         )
-    twin = _Twin(model, plan)
+    try:
+        twin = _Twin(model, plan)
+    except Exception as error:  # a module may hold what nobody can copy, such as activations
+        raise UsageError(
+            f"{type(model).__name__} cannot be copied for a trial: {one_line(error)}",
+            "Convert it right after it was loaded.",
+        ) from error
     with torch.no_grad(), twin.same_random_numbers():
         before = twin.as_it_is(inputs)
         scales = twin.scales(before)
@@ -110,13 +117,14 @@ class _Twin:
 
     def _examples(self) -> Given:
         config, device = self.model.config, self.model.device
-        text, image = config.get_text_config(), getattr(config, "vision_config", config)
+        vocabulary = getattr(config.get_text_config(), "vocab_size", None)
+        image = getattr(config, "vision_config", config)
+        size = getattr(image, "image_size", None)
         examples: Given = {}
-        if hasattr(text, "vocab_size"):
-            ids = torch.arange(_TOKENS, device=device) + text.vocab_size // 2  # few are special there
-            examples["input_ids"] = ids[None] % text.vocab_size
-        if hasattr(image, "image_size"):
-            size = image.image_size
+        if vocabulary is not None:
+            ids = torch.arange(_TOKENS, device=device) + vocabulary // 2  # few are special there
+            examples["input_ids"] = ids[None] % vocabulary
+        if size is not None:
             size = size if isinstance(size, list | tuple) else (size, size)
             shape = (1, getattr(image, "num_channels", 3), *size)
             examples["pixel_values"] = torch.zeros(shape, dtype=self.model.dtype, device=device)
@@ -137,10 +145,8 @@ class _Twin:
         try:
             with self.same_random_numbers():
                 result = self.called(**given, **options)
-        except UsageError:
-            raise
         except Exception as error:
-            raise UsageError(f"{self.name} {how} fails on a tiny input: {one_line(error)}") from error
+            raise UsageError(f"{self.name} {how}: {one_line(error)}", _ANOTHER) from error
         finally:
             for handle in handles:
                 handle.remove()
@@ -160,12 +166,12 @@ class _Twin:
         after, _ = self.run(self.given, "with softmax")
         for name in names:
             if name not in asked:
-                raise UsageError(f"{name} of {self.name} does not let its attention be switched")
+                raise UsageError(f"{name} of {self.name} does not let its attention be switched", _ANOTHER)
             off = _difference(after[name], before[name]) if fresh else None
             if off is not None:
                 raise UsageError(
                     f"{name} of {self.name} is no plain softmax of scaled scores: off by {off:.2g}",
-                    "Leaving out what it adds would change the model: choose another.",
+                    _ANOTHER,
                 )
         return {name: mixer.geometry.scale for name, mixer in mixers.items()}
 
@@ -187,7 +193,7 @@ class _Twin:
             if off is not None:
                 raise UsageError(
                     f"{name} of {self.name} with {self.plan[name]} is off by {off:.2g} from a cache",
-                    "Choose another mixer, or another model.",
+                    _ANOTHER,
                 )
 
 

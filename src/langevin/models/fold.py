@@ -22,6 +22,7 @@ from langevin.mixers.drift import Drift, Noise
 from langevin.mixers.neighbor import NeighborMixer
 from langevin.mixers.scalars import Scalars, Wrappers
 from langevin.models.attention import QKV
+from langevin.models.convert_modules import write_spec
 
 _PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "proj", "wo", "out_lin")
 # What an attention module may own beside it, if the projection is to follow the mixed values at once.
@@ -54,8 +55,8 @@ def fold(model: nn.Module) -> nn.Module:
         _fold_into(f.projection, f.a, f.c)
         f.mixer.spec = replace(f.mixer.spec, wrappers=f.mixer.spec.wrappers[: f.kept])
         f.mixer.wrappers = _shortened(f.mixer, f.kept)
-    if folds and isinstance(model, PreTrainedModel) and getattr(model.config, "langevin", None):
-        model.config.langevin = {"spec": folds[0].mixer.spec.in_full()}
+    if folds and isinstance(model, PreTrainedModel):
+        write_spec(model)
     return model
 
 

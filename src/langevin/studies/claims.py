@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from langevin.mixers import parse
 from langevin.studies.recipe import Best, Claim, Difference, NoWorse, Part, Speed, Trend
@@ -30,18 +31,12 @@ class Finding:
 
 def published(claims: tuple[Claim, ...], part: Part, results: Results) -> list[Row]:
     """The rows of a comparison's `published`: every claim that one comparison can answer."""
-    rows = []
-    for claim in claims:
-        if isinstance(claim.test, Difference):
-            found = _difference(claim.test, part.filled(claim.test.arm), results)
-        elif isinstance(claim.test, NoWorse):
-            found = _no_worse(claim.test, part.filled(claim.test.arm), results)
-        elif isinstance(claim.test, Best):
-            found = _best(claim.test, results)
-        else:
-            continue
-        rows.append(_row(claim, part, found))
-    return rows
+    answers: dict[Any, Any] = {Difference: _difference, NoWorse: _no_worse, Best: _best}
+    return [
+        _row(claim, part, answers[type(claim.test)](claim.test, part, results))
+        for claim in claims
+        if type(claim.test) in answers
+    ]
 
 
 def published_trends(claims: tuple[Claim, ...], parts: list[tuple[Part, Results]]) -> list[Row]:
@@ -79,8 +74,8 @@ def _row(claim: Claim, part: Part, found: Finding) -> Row:
     }
 
 
-def _difference(test: Difference, arm: str, results: Results) -> Finding:
-    row = comparison(results, arm, test.metric, test.at)
+def _difference(test: Difference, part: Part, results: Results) -> Finding:
+    row = comparison(results, part.filled(test.arm), test.metric, test.at)
     if row is None or row["difference"] is None:
         return _unmeasured(test.metric, test.at, results)
     metric = metric_named(results, test.metric)
@@ -116,8 +111,8 @@ def _none_found(test: Difference, row: Row, told: str, results: Results) -> Find
     return Finding(ours, "cannot tell", f"{told}, though {span} excludes zero")
 
 
-def _no_worse(test: NoWorse, arm: str, results: Results) -> Finding:
-    row = comparison(results, arm, test.metric, test.at)
+def _no_worse(test: NoWorse, part: Part, results: Results) -> Finding:
+    row = comparison(results, part.filled(test.arm), test.metric, test.at)
     if row is None or row["difference"] is None:
         return _unmeasured(test.metric, test.at, results)
     ours, observed = _numbers(row, results)
@@ -135,7 +130,7 @@ def _no_worse(test: NoWorse, arm: str, results: Results) -> Finding:
     return Finding(ours, "cannot tell", f"{about} reaches over the limit of {_whole(test.by)}")
 
 
-def _best(test: Best, results: Results) -> Finding:
+def _best(test: Best, part: Part, results: Results) -> Finding:
     """The first arm against every other: one that is better refutes, only worse ones confirm."""
     rows = [r for r in results["comparisons"] if r["metric"] == test.metric and r["at"] == test.at]
     rows = [row for row in rows if row["difference"] is not None]

@@ -8,6 +8,7 @@ order; times stand only under `seconds`, `tokens_per_second`, `decode_ms_per_tok
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from langevin.studies.controls import not_controlled
 from langevin.studies.measuring import crossing
 from langevin.studies.metrics import described
 from langevin.studies.plan import Arm, Plan
+from langevin.studies.results import Row, done
 from langevin.studies.statistics import compare_arms, summarise
 from langevin.studies.verdict import verdict
 from langevin.studies.words import listed
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 TUNED = "tuned.json"
 BEST = {"best": {"valid_loss": float}}  # in a run's record
-TIMES = ("seconds", "tokens_per_second", "decode_ms_per_token", "peak_memory_bytes")
 ENVIRONMENT = ("langevin", "python", "torch", "transformers", "system", "device", "threads", "commit")
 
 
@@ -95,8 +96,7 @@ def collect(
                 **({"tuning": trials[arm.name]} if trials else {}),
             }
         )
-    done = [folder / run["path"] for arm in arms for run in arm["runs"] if run["status"] == "done"]
-    made = [session for run in done for session in sessions(run)]
+    made = [one for arm in arms for run in done(arm) for one in sessions(folder / run["path"])]
     results = {
         "kind": "comparison",
         "title": plan.title or f"{len(plan.arms)} mixers on {Path(plan.settings.data).name}",
@@ -111,7 +111,7 @@ def collect(
     }
     results = complete(results)
     results["not_controlled"] += [*_at_the_edge(trials), *_not_measured(results), *_elsewhere(made)]
-    results["not_controlled"] += _added(about.get("added"))
+    results["not_controlled"] += _added(about.get("added") or [])
     return results
 
 
@@ -120,10 +120,10 @@ def complete(results: dict[str, Any]) -> dict[str, Any]:
     names = [metric["name"] for metric in results["metrics"]]
     loss = matched_loss(results["arms"])
     for arm in results["arms"]:
-        for run in arm["runs"]:
-            if run["status"] == "done" and loss is not None:
-                run["matched"] = _matched(run, loss, names)
-            run.pop("at_matched_loss", None)
+        for run in done(arm):
+            kept = run.pop("at_matched_loss", None)
+            if loss is not None:
+                run["matched"] = _matched(run, kept, loss, names)
         arm["summary"] = summarise(arm, names)
     results["matched_loss"] = loss
     results["comparisons"] = compare_arms(results)
@@ -135,7 +135,7 @@ def complete(results: dict[str, Any]) -> dict[str, Any]:
 
 def matched_loss(arms: list[dict[str, Any]]) -> float | None:
     """The lowest validation loss that every finished run reached: the largest of their best ones."""
-    best = [run["best"]["valid_loss"] for arm in arms for run in arm["runs"] if run["status"] == "done"]
+    best = [run["best"]["valid_loss"] for arm in arms for run in done(arm)]
     return max(best) if len(arms) > 1 and best else None
 
 
@@ -175,31 +175,24 @@ def unmatched(results: dict[str, Any]) -> list[tuple[str, int]]:
     return [
         (arm["name"], run["seed"])
         for arm in results["arms"]
-        for run in arm["runs"]
-        if run["status"] == "done" and results["primary"] not in (run["matched"] or {})
+        for run in done(arm)
+        if results["primary"] not in (run["matched"] or {})
     ]
 
 
-def _not_measured(results: dict[str, Any]) -> list[str]:
+def _not_measured(results: dict[str, Any]) -> Iterator[str]:
     """What is missing although the runs are there."""
-    sentences = [
-        f"{arm} seed {seed} could not be measured at the matched loss." for arm, seed in unmatched(results)
-    ]
+    for arm, seed in unmatched(results):
+        yield f"{arm} seed {seed} could not be measured at the matched loss."
     shared = [
-        arm
-        for arm in results["arms"]
-        if any(r["status"] == "done" and r["cost"]["tokens_per_second"] is None for r in arm["runs"])
+        arm for arm in results["arms"] if any(run["cost"]["tokens_per_second"] is None for run in done(arm))
     ]
-    if shared:
-        timed = all(arm.get("alone") for arm in shared)
-        decoded = timed and all(arm["alone"]["decode_ms_per_token"] for arm in shared)
-        sentences.append(
-            "Runs shared a GPU: speed and memory are those of a few steps of each arm alone"
-            + (", decoding times those of all arms in turns." if decoded else ".")
-            if timed
-            else "Runs shared a GPU, so their speed, memory and decoding time are not shown."
-        )
-    return sentences
+    if shared and not all(arm.get("alone") for arm in shared):
+        yield "Runs shared a GPU, so their speed, memory and decoding time are not shown."
+    elif shared:
+        decoded = all(arm["alone"]["decode_ms_per_token"] for arm in shared)
+        more = ", decoding times those of all arms in turns" if decoded else ""
+        yield f"Runs shared a GPU: speed and memory are those of a few steps of each arm alone{more}."
 
 
 def failed_run(seed: int, path: str, error: str) -> dict[str, Any]:
@@ -229,30 +222,23 @@ def _record(run: Path, seed: int, folder: Path) -> dict[str, Any]:
     return {**done, "path": path, "at_matched_loss": matched}
 
 
-def _at_the_edge(trials: dict[str, list[dict[str, Any]]]) -> list[str]:
+def _at_the_edge(trials: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     """Arms whose best learning rate is the smallest or largest tried: the best may lie beyond."""
-    sentences = []
     for name, rows in trials.items():
         found = [row for row in rows if row["valid_loss"] is not None]
         failed = [f"{row['lr']:g}" for row in rows if row["valid_loss"] is None]
         if failed:
-            sentences.append(
-                f"Trials of {name} that failed, at learning rates {', '.join(failed)}, left it fewer to "
-                "choose from."
-            )
+            rates = ", ".join(failed)
+            yield f"Trials of {name} that failed, at learning rates {rates}, left it fewer to choose from."
         best = min(found, key=lambda row: row["valid_loss"], default=None)
         if best is not None and best in (found[0], found[-1]) and len(rows) > 1:
             side = "smallest" if best is found[0] else "largest"
-            sentences.append(
-                f"The learning rate chosen for {name}, {best['lr']:g}, is the {side} tried: "
-                "a better one may lie beyond."
-            )
-    return sentences
+            chosen = f"The learning rate chosen for {name}, {best['lr']:g},"
+            yield f"{chosen} is the {side} tried: a better one may lie beyond."
 
 
-def _matched(run: dict[str, Any], loss: float, names: list[str]) -> dict[str, Any]:
+def _matched(run: Row, kept: Row | None, loss: float, names: list[str]) -> Row:
     """What a run was at the matched loss: the tokens it took, and metrics where its models were kept."""
-    kept = run.get("at_matched_loss")
     found = kept["values"] if kept and kept["loss"] == loss else {}
     values = {name: found[name] for name in names if name in found and name != "valid_loss"}
     if "tokens_to_match" in names:
@@ -267,20 +253,17 @@ def _environment(made: list[dict[str, Any]], threads: int) -> dict[str, Any]:
     return {key: written[key] for key in ENVIRONMENT if key in written}
 
 
-def _added(seeds: list[int] | None) -> list[str]:
+def _added(seeds: list[int]) -> Iterator[str]:
     """Whoever goes on because of what was seen finds differences more often than the stated rate."""
-    if not seeds:
-        return []
-    names = f"Seed{'s' * (len(seeds) > 1)} {listed(map(str, seeds))}"
-    verb = "were" if len(seeds) > 1 else "was"
-    return [f"{names} {verb} added after results without them had been written; p takes all as planned."]
+    if seeds:
+        names = f"Seed{'s' * (len(seeds) > 1)} {listed(map(str, seeds))}"
+        verb = "were" if len(seeds) > 1 else "was"
+        yield f"{names} {verb} added after results without them had been written; p takes all as planned."
 
 
-def _elsewhere(made: list[dict[str, Any]]) -> list[str]:
+def _elsewhere(made: list[dict[str, Any]]) -> Iterator[str]:
     """What was not the same for all runs: a comparison may have gone on later, or on another machine."""
-    sentences = []
     for key in ENVIRONMENT:
         values = list(dict.fromkeys(str(written.get(key)) for written in made))
         if len(values) > 1:
-            sentences.append(f"Runs were made under different conditions: {key} {listed(values)}.")
-    return sentences
+            yield f"Runs were made under different conditions: {key} {listed(values)}."

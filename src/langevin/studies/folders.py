@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from langevin.runs.files import misfit
 from langevin.studies.collect import ENVIRONMENT, collect, complete, data_facts
 from langevin.studies.measuring import measured
 from langevin.studies.metrics import chosen, described
-from langevin.studies.plan import FILE, read_plan
+from langevin.studies.plan import FILE, plain, read_plan
 
 # Settings that do not tell arms apart: the same thing is computed, elsewhere or with other leftovers.
 INCIDENTAL = (
@@ -149,12 +149,9 @@ def _comparable(runs: list[Run], evaluations: list[dict[str, Any]]) -> None:
 
 def _shared(runs: list[Run]) -> dict[str, Any]:
     """The settings that all runs have in common."""
-    every = [asdict(run.config) for run in runs]
-    return {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in every[0].items()
-        if key not in ("mixer", "seed") and all(other[key] == value for other in every)
-    }
+    every = [plain(run.config) for run in runs]
+    common = {key: value for key, value in every[0].items() if all(other[key] == value for other in every)}
+    return {key: value for key, value in common.items() if key not in ("mixer", "seed")}
 
 
 def _arms(runs: list[Run], evaluations: list[dict[str, Any]], say: Say) -> list[dict[str, Any]]:
@@ -163,12 +160,8 @@ def _arms(runs: list[Run], evaluations: list[dict[str, Any]], say: Say) -> list[
     shared = _shared(runs)
     groups: dict[str, dict[str, Any]] = {}
     for run, evaluation in zip(runs, evaluations, strict=True):
-        settings = asdict(run.config)
-        changes = {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in settings.items()
-            if key not in shared and key != "mixer" and key not in INCIDENTAL
-        }
+        told = {"mixer", *shared, *INCIDENTAL}
+        changes = {key: value for key, value in plain(run.config).items() if key not in told}
         name = ", ".join([run.config.mixer, *(f"{key}={value}" for key, value in changes.items())])
         arm = groups.setdefault(
             name, {"name": name, "spec": run.config.mixer, "changes": changes, "runs": []}

@@ -47,8 +47,8 @@ def measured(run: Any, device: str, test_tokens: int | None, evaluation: Any = N
         },
         "curve": curve,
         "reliability": [
-            {key: row[key] for key in ("low", "high", "count", "confidence", "accuracy")}
-            for row in map(_plain_bin, evaluation.get("calibration", {}).get("reliability", []))
+            {**row, "accuracy": None if row["accuracy"] is None else row["accuracy"]["value"]}
+            for row in evaluation.get("calibration", {}).get("reliability", [])
         ],
         "learned": [
             {key: row[key] for key in ("layer", "head", "name", "value")}
@@ -175,9 +175,3 @@ def _pace(run: Any, curve: list[dict[str, Any]]) -> float:
     if logged:
         return float(statistics.median(logged))
     return float(curve[-1]["tokens"] / max(1e-9, curve[-1]["seconds"]))
-
-
-def _plain_bin(row: dict[str, Any]) -> dict[str, Any]:
-    """A bin of the reliability diagram with plain numbers; an empty one has none."""
-    plain = {key: value["value"] if isinstance(value, dict) else value for key, value in row.items()}
-    return {k: None if isinstance(v, float) and v != v else v for k, v in plain.items()}

@@ -46,10 +46,7 @@ class Arm:
 
     @property
     def slug(self) -> str:
-        name = re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-.") or "arm"
-        if len(name) <= LONGEST_NAME:
-            return name
-        return f"{name[:LONGEST_NAME]}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
+        return slug(self.name)
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ class Plan:
 
     def shared_settings(self) -> dict[str, Any]:
         """What all arms have in common, for results.json."""
-        shared = {k: _plain(v) for k, v in asdict(self.settings).items() if k not in ("mixer", "seed")}
+        shared = {k: v for k, v in plain(self.settings).items() if k not in ("mixer", "seed")}
         shared["test_tokens"] = self.test_tokens
         if self.tune:
             shared |= {"tune": self.tune, "trials": self.trials}
@@ -114,11 +111,8 @@ class Plan:
         return shared
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            **{f.name: _plain(getattr(self, f.name)) for f in fields(self)},
-            "arms": [asdict(arm) for arm in self.arms],
-            "settings": {k: _plain(v) for k, v in asdict(self.settings).items()},
-        }
+        arms = [asdict(arm) for arm in self.arms]
+        return {**plain(self), "arms": arms, "settings": plain(self.settings)}
 
     def command(self) -> str:
         """A command that makes this comparison."""
@@ -136,6 +130,14 @@ class Plan:
             if f.name not in ("arms", "settings", "seeds", "title") and value != default:
                 words += _flag(f.name, value)
         return shlex.join(words)
+
+
+def slug(name: str) -> str:
+    """The folder of what has this name."""
+    plain = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "arm"
+    if len(plain) <= LONGEST_NAME:
+        return plain
+    return f"{plain[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def read_arms(texts: tuple[str, ...]) -> tuple[Arm, ...]:
@@ -269,8 +271,9 @@ def seeds_in_words(seeds: tuple[int, ...]) -> str:
     return ",".join(map(str, seeds))
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def plain(settings: Any) -> dict[str, Any]:
+    """A dataclass as YAML and JSON have it: with lists for tuples."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(settings).items()}
 
 
 def _flag(name: str, value: Any) -> list[str]:

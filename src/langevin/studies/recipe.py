@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from langevin.errors import UsageError, unknown
 from langevin.settings import TrainConfig, check_type, parse_yaml
@@ -21,7 +21,6 @@ from langevin.studies.plan import Plan, read_arms
 
 SCALES = ("smoke", "small", "full")
 Place = Literal["best", "matched"]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -206,13 +205,7 @@ def described() -> list[dict[str, str]]:
 def read(text: str, name: str) -> Recipe:
     """A recipe from its YAML, checked: its keys, metrics, arms and the settings of every scale."""
     where = f"recipe {name}"
-    values = _table(parse_yaml(text, where), where)
-    values["claims"] = tuple(_claim(claim, where) for claim in values.get("claims") or [])
-    values["scales"] = {
-        str(scale): _scale(inner, f"{where}, scale {scale}")
-        for scale, inner in _table(values.get("scales"), f"{where}, scales").items()
-    }
-    found = _made(Recipe, values, where)
+    found: Recipe = _made(Recipe, parse_yaml(text, where), where)
     if found.name != name:
         raise UsageError(f"{where} calls itself {found.name!r}")
     if tuple(found.scales) != SCALES:
@@ -225,6 +218,8 @@ def read(text: str, name: str) -> Recipe:
 def _check(found: Recipe, scale: str) -> None:
     """See that every claim is about arms and metrics that the scale has."""
     chosen = found.scale(scale)
+    if not chosen.benches and not chosen.seeds:
+        raise UsageError(f"recipe {found.name}, scale {scale} has no seeds")
     for part, plan in found.plans(scale):
         names = [arm.name for arm in plan.arms]
         for claim in found.claims:
@@ -249,62 +244,41 @@ def train_config(values: dict[str, Any], name: str) -> TrainConfig:
     return TrainConfig.of(values, f"recipe {name}")
 
 
-def _scale(values: Any, where: str) -> Scale:
-    values = _table(values, where)
-    if "parts" in values:
-        values["parts"] = tuple(_made(Part, _table(part, where), where) for part in values["parts"])
-    if "benches" in values:
-        values["benches"] = _made(Benches, _table(values["benches"], where), where)
-    elif not values.get("seeds"):
-        raise UsageError(f"{where} has no seeds")
-    return _made(Scale, values, where)
-
-
-def _claim(values: Any, where: str) -> Claim:
-    values = _table(values, where)
-    test = _table(values.get("test"), f"{where}, test")
-    kind = str(test.pop("kind", ""))
-    if kind not in TESTS:
-        raise unknown(f"kind of test in {where}", kind, TESTS)
-    values["test"] = _made(TESTS[kind], test, where)
-    return _made(Claim, values, where)
-
-
-def _made(kind: type[T], values: dict[str, Any], where: str) -> T:
-    """The dataclass of these values: none unknown, none missing, each of its type; lists become tuples."""
-    known = fields(kind)  # type: ignore[arg-type]
+def _made(kind: Any, values: Any, where: str) -> Any:
+    """The dataclass of these values: none unknown, none missing, each of its type."""
+    if not isinstance(values, dict):
+        raise UsageError(f"{where} is not a table of keys and values")
+    if kind is Test:
+        name = str(values.get("kind", ""))
+        if name not in TESTS:
+            raise unknown(f"kind of test in {where}", name, TESTS)
+        kind, values = TESTS[name], {key: value for key, value in values.items() if key != "kind"}
     hints = typing.get_type_hints(kind)
     for key in values:
         if key not in hints:
-            raise unknown(f"key in {where}", str(key), [f.name for f in known])
-    for f in known:
+            raise unknown(f"key in {where}", str(key), hints)
+    for f in fields(kind):
         if f.name not in values and f.default is MISSING and f.default_factory is MISSING:
             raise UsageError(f"{where} has no {f.name}")
-    plain = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-    for key, value in plain.items():
-        _check_value(f"{where}: {key}", value, hints[key])
-    return kind(**plain)
+    return kind(**{key: _value(hints[key], value, where, key) for key, value in values.items()})
 
 
-def _check_value(where: str, value: Any, hint: Any) -> None:
-    """The type of a value; of the inside of lists and tables only where that is one plain type."""
+def _value(hint: Any, value: Any, where: str, key: str) -> Any:
+    """The value of a key as its type has it: lists become tuples, tables dataclasses."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin not in (tuple, dict):
-        if hint is not Test:
-            check_type(where, value, hint)
-        return
-    if not isinstance(value, origin):
-        raise UsageError(f"{where} must be a {'list' if origin is tuple else 'table'}, not {value!r}")
-    expected = inner[0] if origin is tuple else inner[1]
-    for item in value if isinstance(value, tuple) else value.values():
-        if expected in (str, int):
-            check_type(where, item, expected)
-
-
-def _table(values: Any, where: str) -> dict[str, Any]:
-    if not isinstance(values, dict):
-        raise UsageError(f"{where} is not a table of keys and values")
-    return dict(values)
+    if origin in (tuple, dict):
+        if not isinstance(value, list if origin is tuple else dict):
+            expected = "list" if origin is tuple else "table"
+            raise UsageError(f"{where}: {key} must be a {expected}, not {value!r}")
+        if isinstance(value, list):
+            return tuple(_value(inner[0], item, where, key) for item in value)
+        named = f"{where}, {key.removesuffix('s')}"
+        return {str(name): _value(inner[1], item, f"{named} {name}", key) for name, item in value.items()}
+    if hint in (Test, Claim, Part, Scale, Benches | None):
+        return _made(Benches if hint == Benches | None else hint, value, where)
+    if hint is not Any:
+        check_type(f"{where}: {key}", value, hint)
+    return value
 
 
 def _folder() -> Any:

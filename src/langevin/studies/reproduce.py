@@ -9,11 +9,10 @@ on where it stopped.
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,13 @@ from langevin.runs.files import read_json, write_json, write_text
 from langevin.studies.claims import in_short, published, published_speeds, published_trends
 from langevin.studies.collect import unmatched
 from langevin.studies.measuring import EVALUATED
-from langevin.studies.plan import FILE, Plan, seeds_in_words
+from langevin.studies.plan import FILE, Plan, seeds_in_words, slug
 from langevin.studies.recipe import Benches, Part, Recipe, recipe, train_config
 from langevin.studies.report.recipe_page import parts_page
 from langevin.studies.report.speed_page import speed_page
 from langevin.studies.runner import On, compare
-from langevin.studies.statistics import by_seed, interval
+from langevin.studies.statistics import summarise
+from langevin.studies.verdict import verdict
 from langevin.studies.workers import Workers
 
 Results = dict[str, Any]
@@ -57,10 +57,10 @@ def reproduce(
     plans = chosen.plans(scale, seeds)
     several = len(plans) > 1
     if several:
-        _see_whose(folder, [_slug(part.name) for part, _ in plans])
+        _see_whose(folder, [slug(part.name) for part, _ in plans])
 
     def made(part: Part, plan: Plan) -> tuple[Part, Results]:
-        place = folder / _slug(part.name) if several else folder
+        place = folder / slug(part.name) if several else folder
 
         def finish(results: Results) -> Results:
             return _with_claims(results, chosen, scale, part, command)
@@ -123,21 +123,19 @@ def _uncontrolled(parts: list[tuple[Part, Results]]) -> list[str]:
 def _summary(part: Part, results: Results) -> Results:
     """A part without its runs."""
     names = [metric["name"] for metric in results["metrics"]]
-    arms = []
-    for arm in results["arms"]:
-        found = {name: interval(by_seed(arm, name, "matched").values()) for name in names}
-        arms.append(
-            {
-                **{key: value for key, value in arm.items() if key != "runs"},
-                "matched": {name: asdict(summary) for name, summary in found.items() if summary.n},
-                "failed": [run["seed"] for run in arm["runs"] if run["status"] != "done"],
-            }
-        )
+    arms = [
+        {
+            **{key: value for key, value in arm.items() if key != "runs"},
+            "matched": summarise(arm, names, "matched"),
+            "failed": [run["seed"] for run in arm["runs"] if run["status"] != "done"],
+        }
+        for arm in results["arms"]
+    ]
     return {
         "name": part.name,
-        "path": _slug(part.name),
+        "path": slug(part.name),
         **{key: results[key] for key in ("settings", "matched_loss", "comparisons")},
-        "verdict": results["verdict"][1 + len(results["published"]) :],
+        "verdict": verdict(results),
         "arms": arms,
     }
 
@@ -216,7 +214,3 @@ def _written(results: Results, page: str, folder: Path) -> Results:
     write_text(folder / "report.html", page)
     write_json(folder / "results.json", results)
     return dict(read_json(folder / "results.json"))
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")

@@ -8,12 +8,10 @@ results but for times. The same call with more seeds adds them.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, Protocol
 
 from langevin.environment import pick_device
@@ -29,6 +27,7 @@ from langevin.studies.sharing import divide, spelled_out
 from langevin.studies.work import Job, finished, recorded, tidied, work
 from langevin.studies.workers import Began, Ended, Tick, Workers
 from langevin.tasks import TASKS
+from langevin.training.signals import heeding_signals
 
 On = Literal["local", "ray"]
 
@@ -57,18 +56,16 @@ def compare(
     """
     device = pick_device(plan.settings.device)
     plan = replace(plan, settings=replace(plan.settings, device=device))
-    task = TASKS.parse(plan.settings.task)
-    data = task.prepare(plan.settings, progress=not quiet)
+    data = TASKS.parse(plan.settings.task).prepare(plan.settings, progress=not quiet)
     if plan.equalise:
         plan = terms.equalised(plan, data)
     sizes = terms.sizes(plan, data)
-    vocab_size = task.model_settings(plan.settings, data)["vocab_size"]
-    plan = spelled_out(plan, sizes, vocab_size, device, begun(folder))
+    plan = spelled_out(plan, sizes, device, begun(folder))
     display = Display(quiet)
     for sentence in terms.unequal(sizes):
         hint = "" if plan.equalise else "; --equalise makes them equal"
         display.say(sentence + hint, style="yellow")
-    workers = divide(plan, sizes, vocab_size, device, workers)
+    workers = divide(plan, sizes, device, workers)
     if on == "ray" and device != "cpu":
         workers = 1  # each has a GPU to itself
     at_once = max(1, min(workers, len(plan.arms) * len(plan.seeds)))
@@ -83,7 +80,7 @@ def compare(
         about = settle(plan, folder, about)
         if shared:
             display.say(f"up to {at_once} runs at a time share the GPU")
-        with _interruptible(), crew(workers, plan, device, on, hired) as chosen:
+        with heeding_signals(_interrupt), crew(workers, plan, device, on, hired) as chosen:
             try:
                 _make(plan, folder, shared, chosen, display)
             finally:
@@ -208,19 +205,6 @@ class Here:
             tick()
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
+def _interrupt(number: int) -> None:
     """SIGTERM is as good as an interruption from the keyboard."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    raise KeyboardInterrupt

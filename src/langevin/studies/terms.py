@@ -20,13 +20,15 @@ from langevin.training.start import build
 class Size:
     parameters: int
     flops_per_token: float
+    vocabulary: int
 
 
 def size(config: TrainConfig, data: Any) -> Size:
     """Of the model of a config, which is not built in memory."""
     with torch.device("meta"):
         model = build(config, data)
-    return Size(parameter_count(model), flops_of(model, config.context))
+    vocabulary = getattr(model.config, "vocab_size", 0)
+    return Size(parameter_count(model), flops_of(model, config.context), vocabulary)
 
 
 def sizes(plan: Plan, data: Any) -> dict[str, Size]:

@@ -77,13 +77,10 @@ def work(job: Job) -> Outcome:
     threads = torch.get_num_threads()
     torch.set_num_threads(job.threads)
     try:
-        if job.at_loss is not None:
-            return _matched(job, job.at_loss)
-        if job.decoding:
-            return _decoded(job)
-        if job.timing:
-            return _timed(job)
-        return _made(job)
+        if not job.later:
+            return _made(job)
+        write_json(job.record, _more(job))
+        return Outcome("done")
     except Exception as error:  # whatever it is, it is this run's own affair
         return fail(job, one_line(error))
     finally:
@@ -145,34 +142,22 @@ def conclude(job: Job, peak_memory: int | None) -> Outcome:
     return Outcome("done", record["best"]["valid_loss"])
 
 
-def _matched(job: Job, loss: float) -> Outcome:
-    from langevin.environment import pick_device
-    from langevin.runs import load
-
-    values = measured_at(load(job.folder), loss, pick_device(job.config.device), job.test_tokens)
-    write_json(job.record, {"loss": loss, "values": values})
-    return Outcome("done")
-
-
-def _timed(job: Job) -> Outcome:
+def _more(job: Job) -> dict[str, Any]:
+    """What is wanted about finished runs."""
     from langevin.bench.training import alone
-    from langevin.environment import pick_device
-    from langevin.tasks import TASKS
-
-    data = TASKS.parse(job.config.task).prepare(job.config)
-    write_json(job.record, alone(job.config, data, pick_device(job.config.device)))
-    return Outcome("done")
-
-
-def _decoded(job: Job) -> Outcome:
     from langevin.environment import pick_device
     from langevin.evaluation.cost import decode_ms_in_turns
     from langevin.runs import load
+    from langevin.tasks import TASKS
 
     device = pick_device(job.config.device)
-    models = {folder.parent.name: load(folder).model.to(device) for folder in job.decoding}
-    write_json(job.record, decode_ms_in_turns(models, job.config.context))
-    return Outcome("done")
+    if job.decoding:
+        models = {folder.parent.name: load(folder).model.to(device) for folder in job.decoding}
+        return decode_ms_in_turns(models, job.config.context)
+    if job.at_loss is not None:
+        values = measured_at(load(job.folder), job.at_loss, device, job.test_tokens)
+        return {"loss": job.at_loss, "values": values}
+    return alone(job.config, TASKS.parse(job.config.task).prepare(job.config), device)
 
 
 def finished(job: Job) -> bool:

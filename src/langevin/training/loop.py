@@ -119,6 +119,7 @@ class Trainer:
 
     def _train(self, progress: Progress) -> Iterator[None]:
         saved_at, trained = time.monotonic(), 0.0
+        last = self.state.step - self.state.step % self._every()  # evaluation
         pace = Pace(self.config.minutes, self.state.step) if self.config.minutes is not None else None
         if not self.state.total:  # nothing to train: the model as it starts
             with self._stream():
@@ -135,15 +136,19 @@ class Trainer:
                 trained, self.state.seconds = trained + took, self.state.seconds + took
                 if pace is not None:
                     self._estimate(pace, trained)
-                every = self.config.eval_every or max(1, math.ceil(self.state.total / self.state.looks))
-                looked = self.state.step % every == 0 or self.state.step == self.state.total
+                looked = self.state.step - last >= self._every() or self.state.step == self.state.total
                 if looked:
+                    last = self.state.step
                     self._evaluate(progress)
                     self.state.seconds += time.perf_counter() - begin - took
                 if self._due(looked, saved_at):
                     self.save()
                     saved_at = time.monotonic()
             yield
+
+    def _every(self) -> int:
+        """Steps between evaluations; those of a budget in minutes change with it."""
+        return self.config.eval_every or max(1, math.ceil(self.state.total / self.state.looks))
 
     def _estimate(self, pace: Pace, trained: float) -> None:
         """The steps of a budget in minutes anew: alone at any step, among several when they next agree."""

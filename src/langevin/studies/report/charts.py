@@ -1,17 +1,17 @@
-"""Charts that compare the arms: paired differences, and quality against cost."""
+"""Charts of the arms: paired differences, quality against cost, reliability, and what they learned."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from langevin.studies.report.svg import (
     WIDE,
     Axis,
     Box,
+    Dot,
     Frame,
     Look,
-    Point,
     axis,
     exact_axis,
     figure,
@@ -56,10 +56,12 @@ def _forest(results: Results, name: str, key: str) -> str:
             judged = f"{judged}, p {probability(c['p'])}"
         parts.append(text(frame.left, y - 14, shortened(c["arm"], 48 - len(judged)), "label halo"))
         parts.append(text(WIDE - 16, y - 14, judged, "label quiet halo", "end"))
-    side = {"lower": "left of zero is better", "higher": "right of zero is better"}.get(
-        metric["better"], ""
+    better = {"lower": "left of zero is better", "higher": "right of zero is better"}
+    body = scaffold(
+        frame,
+        f"difference in {with_unit(metric['label'], metric['unit'])}",
+        better.get(metric["better"], ""),
     )
-    body = scaffold(frame, f"difference in {with_unit(metric['label'], metric['unit'])}", side)
     title = f"{sentence_case(metric['label'])}: difference to {rows[0]['against']}"
     told = "; ".join(
         f"{c['arm']} {number(c['difference'], sign=True)} {interval(c.get('low'), c.get('high'), True)}"
@@ -89,80 +91,161 @@ COSTS = (
 )
 
 
-@dataclass(frozen=True)
-class Spot:
-    """An arm in a scatter: what it costs, and the primary metric with its interval."""
-
-    index: int
-    name: str
-    cost: float
-    mean: float
-    low: float | None
-    high: float | None
-
-
 def scatters(results: Results) -> list[str]:
     """The primary metric against each cost that was measured and is not the same for every arm."""
-    drawn = []
+    metric, drawn = metric_named(results, results["primary"]), []
     for name, label, unit, scale in COSTS:
-        spots = _spots(results, name, scale)
-        costs = [spot.cost for spot in spots]
+        spots: dict[int, Dot] = {}
+        for index, arm in enumerate(results["arms"]):
+            cost, found = cost_of(arm, name), (arm.get("summary") or {}).get(metric["name"]) or {}
+            if cost is not None and found.get("mean") is not None:
+                x, y = cost / scale, found["mean"]
+                tip = f"{arm['name']}: {number(y)} {metric['unit']} at {amount(x)} {unit}"
+                ends = () if found.get("low") is None else (found["low"], found["high"])
+                spots[index] = Dot(x, y, arm["name"], tip, ends)
+        costs = [spot.x for spot in spots.values()]
         if len(spots) > 1 and max(costs) - min(costs) > 0.01 * max(costs):
-            drawn.append(
-                _scatter(metric_named(results, results["primary"]), spots, f"cost-{name}", label, unit)
-            )
+            drawn.append(_scatter(metric, spots, f"cost-{name}", label, unit))
     return drawn
 
 
-def _spots(results: Results, name: str, scale: float) -> list[Spot]:
-    found = []
-    for index, arm in enumerate(results["arms"]):
-        cost, summary = cost_of(arm, name), (arm.get("summary") or {}).get(results["primary"]) or {}
-        if cost is not None and summary.get("mean") is not None:
-            ends = summary.get("low"), summary.get("high")
-            found.append(Spot(index, arm["name"], cost / scale, summary["mean"], *ends))
-    return found
-
-
-def _scatter(metric: dict[str, str], spots: list[Spot], key: str, label: str, unit: str) -> str:
-    costs = [spot.cost for spot in spots]
+def _scatter(metric: dict[str, str], spots: dict[int, Dot], key: str, label: str, unit: str) -> str:
+    dots = list(spots.values())
+    costs = [dot.x for dot in dots]
     log = min(costs) > 0 and max(costs) / min(costs) >= 20
     x = axis(costs, pad=0.12, log=log)
     if min(costs) >= 0 > x.low:
         x = Axis(0.0, x.high, tuple(tick for tick in x.ticks if tick[0] >= 0))
-    heights = [v for spot in spots for v in (spot.low, spot.mean, spot.high) if v is not None]
-    frame = panel(x, axis(heights, pad=0.1))
-    centres = [frame.at(spot.cost, spot.mean) for spot in spots]
-    marks = []
-    for spot, centre in zip(spots, centres, strict=True):
-        look = Look(spot.index)
-        if spot.low is not None and spot.high is not None:
-            low, high = (frame.at(spot.cost, end) for end in (spot.low, spot.high))
-            marks.append(look.whisker(line(low, high, "bar")))
-        tip = f"{spot.name}: {number(spot.mean)} {metric['unit']} at {amount(spot.cost)} {unit}"
-        marks.append(look.marker(centre, 1.25, tip=tip))
+    frame = panel(x, axis([y for dot in dots for y in (dot.y, *dot.ends)], pad=0.1))
     x_label = with_unit(label, unit) + (", log scale" if log else "")
-    body = scaffold(frame, x_label, with_unit(metric["label"], metric["unit"]))
-    body += _names(frame, spots, centres) + "".join(marks)
+    body = scaffold(frame, x_label, with_unit(metric["label"], metric["unit"])) + _names(frame, dots)
+    body += "".join(dot.drawn(frame, Look(index), 1.25) for index, dot in spots.items())
     title = f"{sentence_case(metric['label'])} against {label}"
-    told = "; ".join(f"{spot.name}: {number(spot.mean)} at {amount(spot.cost)} {unit}" for spot in spots)
+    told = "; ".join(f"{dot.shown}: {number(dot.y)} at {amount(dot.x)} {unit}" for dot in dots)
     return figure(key, title, f"{told}.", (WIDE, 296), body)
 
 
-def _names(frame: Frame, spots: list[Spot], centres: list[Point]) -> str:
+def _names(frame: Frame, dots: list[Dot]) -> str:
     """Each point's name beside it; a thin line leads to a name that had to move away."""
     room = (frame.left + 2, frame.top, frame.left + frame.width + 14, frame.top + frame.height)
+    centres = [frame.at(dot.x, dot.y) for dot in dots]
     taken: list[Box] = [(x - 7, y - 7, x + 7, y + 7) for x, y in centres]
-    for spot, (x, _) in zip(spots, centres, strict=True):
-        if spot.low is not None and spot.high is not None:
-            taken.append(
-                (x - 3, frame.at(spot.cost, spot.high)[1], x + 3, frame.at(spot.cost, spot.low)[1])
-            )
+    for dot, (x, _) in zip(dots, centres, strict=True):
+        if dot.ends:
+            low, high = (frame.at(dot.x, end)[1] for end in dot.ends)
+            taken.append((x - 3, high, x + 3, low))
     leads, names = [], []
-    for spot, (x, y) in sorted(zip(spots, centres, strict=True), key=lambda pair: pair[1][1]):
-        short = shortened(spot.name, 22)
+    for dot, (x, y) in sorted(zip(dots, centres, strict=True), key=lambda pair: pair[1][1]):
+        short = shortened(dot.shown, 22)
         (left, base), anchor = place_label((x, y), short, taken, room)
         if abs(base - 5 - y) > 12:
             leads.append(line((x, y), (left + (-2 if anchor == "start" else 2), base - 5), "lead"))
         names.append(text(left, base, short, "label halo", anchor))
     return "".join(leads + names)
+
+
+def reliabilities(results: Results) -> list[str]:
+    """One small diagram an arm: accuracy by confidence, seeds pooled, bars darker where tokens are many."""
+    drawn = []
+    for index, arm in enumerate(results["arms"]):
+        bins = _pooled([run.get("reliability") or [] for run in arm["runs"]])
+        if bins:
+            drawn.append(_reliability(index, arm["name"], bins))
+    return drawn
+
+
+def _pooled(runs: list[list[dict[str, Any]]]) -> list[dict[str, float]]:
+    """Bins with the same edges put together: counts add, confidence and accuracy weigh by count."""
+    found: dict[tuple[float, float], list[dict[str, Any]]] = {}
+    for bins in runs:
+        for b in bins:
+            if b["count"] and b["accuracy"] is not None and b["confidence"] is not None:
+                found.setdefault((b["low"], b["high"]), []).append(b)
+    return [
+        {
+            "low": low,
+            "high": high,
+            "count": (count := sum(b["count"] for b in same)),
+            "confidence": sum(b["count"] * b["confidence"] for b in same) / count,
+            "accuracy": sum(b["count"] * b["accuracy"] for b in same) / count,
+        }
+        for (low, high), same in sorted(found.items())
+    ]
+
+
+def _reliability(index: int, name: str, bins: list[dict[str, float]]) -> str:
+    wide, tall = 300.0, 290.0
+    unit = exact_axis(0, 1, (0, 0.25, 0.5, 0.75, 1))
+    frame = Frame(unit, unit, left=44, top=28, width=wide - 44 - 16, height=tall - 28 - 46)
+    most, total = max(b["count"] for b in bins), sum(b["count"] for b in bins)
+    look = Look(index)
+    parts = []
+    for b in bins:
+        (x, top), (end, base) = frame.at(b["low"], b["accuracy"]), frame.at(b["high"], 0)
+        shade = 0.1 + 0.5 * (b["count"] / most) ** 0.5
+        across, down = max(end - x - 1, 1), max(base - top, 0)
+        tip = f"{b['count']:,} tokens: confidence {b['confidence']:.3f}, accuracy {b['accuracy']:.3f}"
+        parts.append(
+            f'<rect class="bin" style="{look.style}" x="{x + 0.5:.1f}" y="{top:.1f}" '
+            f'width="{across:.1f}" height="{down:.1f}" fill-opacity="{shade:.2f}">'
+            f"<title>{tip}</title></rect>"
+        )
+    parts.append(line(frame.at(0, 0), frame.at(1, 1), "truth"))
+    placed = [frame.at(b["confidence"], b["accuracy"]) for b in bins]
+    parts.append(look.line(placed, "seed-strong"))
+    parts += [look.marker(at, 0.7) for at in placed]
+    gap = sum(b["count"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / total
+    title = f"Reliability of {name}"
+    told = f"Accuracy against confidence in {len(bins)} bins; mean distance to the diagonal {number(gap)}."
+    body = scaffold(frame, "confidence", "accuracy") + "".join(parts)
+    key, caption = f"reliability-{index}", shortened(name, 34)
+    return figure(key, title, told, (wide, tall), body, caption=caption, kind="small")
+
+
+def scalars(results: Results) -> list[str]:
+    """Learned scalars by layer, one chart a name: each head a marker, the mean over heads a line."""
+    runs = [run for arm in results["arms"] for run in arm["runs"]]
+    names = dict.fromkeys(row["name"] for run in runs for row in run.get("learned") or [])
+    return [found for i, name in enumerate(names) if (found := _scalar(results, name, i))]
+
+
+def _scalar(results: Results, name: str, position: int) -> str:
+    arms = []
+    for index, arm in enumerate(results["arms"]):
+        heads: dict[tuple[int, int | None], list[float]] = {}
+        for run in arm["runs"]:
+            for row in run.get("learned") or []:
+                if row["name"] == name and row["value"] is not None:
+                    heads.setdefault((row["layer"], row.get("head")), []).append(row["value"])
+        if heads:
+            arms.append((index, arm["name"], {key: fmean(found) for key, found in heads.items()}))
+    if not arms:
+        return ""
+    layers = sorted({layer for *_, heads in arms for layer, _ in heads})
+    step = max(1, len(layers) // 12)
+    ticks = tuple((float(layer), str(layer)) for layer in layers[::step])
+    x = Axis(layers[0] - 0.5, layers[-1] + 0.5, ticks)
+    frame = Frame(
+        x, axis([v for *_, heads in arms for v in heads.values()], pad=0.08), 56, 34, WIDE - 70, 190
+    )
+    parts = []
+    for place, (index, arm_name, values) in enumerate(arms):
+        look = Look(index)
+        shift = 0.16 * (place - (len(arms) - 1) / 2)
+        own = sorted({layer for layer, _ in values})
+        means = [fmean(v for (at, _), v in values.items() if at == layer) for layer in own]
+        parts.append(look.line(frame.at(layer + shift, v) for layer, v in zip(own, means, strict=True)))
+        for (layer, head), value in sorted(values.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
+            where = f"layer {layer}" + ("" if head is None else f", head {head}")
+            parts.append(
+                look.marker(
+                    frame.at(layer + shift, value), 0.8, tip=f"{arm_name}, {where}: {number(value)}"
+                )
+            )
+    title = f"Learned {name} by layer"
+    several = any(len(arm["runs"]) > 1 for arm in results["arms"])
+    note = "A marker a head; the line is the mean over heads." + (" Means over seeds." if several else "")
+    told = f"{title} for {', '.join(arm_name for _, arm_name, _ in arms)}."
+    body = scaffold(frame, "layer", f"{name} (learned value)") + "".join(parts)
+    legend = [(i, n) for i, n, _ in arms]
+    return figure(f"scalar-{position}", title, told, (WIDE, 264), body, legend=legend, note=note)

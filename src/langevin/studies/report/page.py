@@ -12,7 +12,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from langevin.studies.report import arm_tables, charts, curves, model_charts, tables
+from langevin.studies.report import arm_tables, charts, curves, tables
 from langevin.studies.results import Results
 from langevin.studies.words import counted, number
 
@@ -59,14 +59,14 @@ def _asset(name: str) -> str:
 def _sections(results: Results) -> Iterable[Section]:
     """Every section, in reading order."""
     differences = grid(charts.forests(results))
-    reliability = grid(model_charts.reliabilities(results), "small-grid")
+    reliability = grid(charts.reliabilities(results), "small-grid")
     yield "verdict", "Verdict", _verdict(results)
     yield "table", "Results", _results(results)
     yield "curves", "Learning curves", grid(curves.curves(results))
     yield "differences", "Paired differences", noted(DIFFERENCES, differences)
     yield "cost", "Quality against cost", noted(COST, grid(charts.scatters(results)))
     yield "reliability", "Reliability", noted(RELIABILITY, reliability)
-    yield "scalars", "Learned scalars", grid(model_charts.scalars(results))
+    yield "scalars", "Learned scalars", grid(charts.scalars(results))
     yield "samples", "Samples", _samples(results)
     yield "matched", "At matched loss", _matched(results)
     yield "published", "Published claims", tables.published_table(results)

@@ -262,13 +262,20 @@ def figure(
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a line chart, what it says, and its interval."""
+    """A point of a chart, what it says, and its interval."""
 
     x: float
     y: float
     shown: str
     tip: str
     ends: tuple[float, ...] = ()
+
+    def drawn(self, frame: Frame, look: Look, size: float = 1.0) -> str:
+        bar = ""
+        if self.ends:
+            low, high = (frame.at(self.x, end) for end in self.ends)
+            bar = look.whisker(line(low, high, "bar"))
+        return bar + look.marker(frame.at(self.x, self.y), size, tip=self.tip)
 
 
 def line_chart(
@@ -285,11 +292,7 @@ def line_chart(
     marks = [under]
     for look, dots in zip(map(Look, range(len(lines))), lines.values(), strict=True):
         marks.append(look.line([frame.at(dot.x, dot.y) for dot in dots]))
-        for dot in dots:
-            if dot.ends:
-                low, high = (frame.at(dot.x, end) for end in dot.ends)
-                marks.append(look.whisker(line(low, high, "bar")))
-            marks.append(look.marker(frame.at(dot.x, dot.y), tip=dot.tip))
+        marks += [dot.drawn(frame, look) for dot in dots]
     told = "; ".join(f"{name}: {', '.join(dot.shown for dot in dots)}" for name, dots in lines.items())
     body = scaffold(frame, *labels) + "".join(marks)
     return figure(key, title, f"{told}.", (WIDE, 296), body, legend=enumerate(lines), note=note)
