@@ -63,6 +63,17 @@ def test_one_process_is_one_writer_too(tmp_path: Path) -> None:
     Lock(tmp_path).release()
 
 
+def test_a_forked_process_does_not_let_go_of_its_parents_lock(tmp_path: Path) -> None:
+    with Lock(tmp_path) as lock:
+        child = os.fork()
+        if not child:
+            lock.release()
+            os._exit(0)
+        os.waitpid(child, 0)
+        with pytest.raises(UsageError, match="is being written by"):
+            Lock(tmp_path)
+
+
 def test_a_lock_leaves_nothing_behind_where_nothing_was_written(tmp_path: Path) -> None:
     Lock(tmp_path / "a" / "b").release()
     assert os.listdir(tmp_path) == []

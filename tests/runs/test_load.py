@@ -261,6 +261,9 @@ def test_an_evaluation_is_of_one_split_and_of_the_model_that_is_there(run: Path)
     weights(lambda t: t.update({EMBED: t[EMBED] + 1}))(run / "model")
     with pytest.raises(UsageError, match="was trained on since it was evaluated on test"):
         load(run).evaluation("test")
+    (run / "model" / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        load(run).evaluation("test")
 
 
 def test_an_evaluation_of_version_0_1_is_known_by_its_step(run: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import weakref
 from dataclasses import replace
 
@@ -240,9 +241,8 @@ def test_a_run_killed_before_its_settings_were_whole_starts_anew(tmp_path):
     one = plan(tmp_path, seeds=(0,))
     compare(one, tmp_path / "cmp", workers=0, quiet=True)
     expected = timeless(tmp_path / "cmp")
-    for path in torn.iterdir():
-        if path.is_file():
-            path.unlink()
+    shutil.rmtree(torn)
+    torn.mkdir()
     (torn / "config.yaml").write_text("")
     compare(one, tmp_path / "cmp", workers=0, quiet=True)
     assert timeless(tmp_path / "cmp") == expected

@@ -91,6 +91,12 @@ def not_written(path: Path, error: Exception) -> WorkError:
     )
 
 
+def not_read(path: Path, error: Exception) -> UsageError:
+    return UsageError(
+        f"{path} cannot be read: {reason(error)}", "See that it is there, and who may read it."
+    )
+
+
 def remove(path: Path) -> None:
     """Whatever it is: a folder, a file, a link, or nothing."""
     if path.is_dir() and not path.is_symlink():
@@ -112,8 +118,11 @@ def sha256(*files: Path) -> str:
     """Of the bytes of one file; of several, of their hashes."""
     digests = []
     for path in files:
-        with open(path, "rb") as file:
-            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        try:
+            with open(path, "rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError as error:
+            raise not_read(path, error) from error
     return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
@@ -129,7 +138,7 @@ def read_json(path: Path, shape: Any = dict, remedy: str = "", *, optional: bool
             return None
         raise UsageError(f"there is no {path}", remedy or "Bring it back from a copy.") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {reason(error)}", "See who may read it.") from error
+        raise not_read(path, error) from error
     try:
         value = json.loads(text.decode())
         problem = misfit(value, shape)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from langevin.errors import UsageError
-from langevin.runs.files import misfit, read_json, reason, remove, standing, write_json
+from langevin.runs.files import misfit, not_read, read_json, reason, remove, standing, write_json
 
 LOCK = ".lock"
 ENVIRONMENT = "environment.json"
@@ -33,7 +33,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {reason(error)}", "See who may read it.") from error
+        raise not_read(path, error) from error
     rows, bad = [], []
     for number, line in enumerate(lines, 1):
         row = metrics_row(line)
@@ -134,7 +134,7 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.process = folder, os.getpid()
         self.file: TextIO | None = None
         self.made: list[Path] = []
         try:
@@ -142,7 +142,7 @@ class Lock:
             while self.file is None:
                 self._take()
             self.file.truncate(0)
-            self.file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            self.file.write(f"process {self.process} on {socket.gethostname()}")
             self.file.flush()
             os.fsync(self.file.fileno())
             _tidy(folder)
@@ -183,6 +183,8 @@ class Lock:
         file.close()
 
     def release(self) -> None:
+        if self.process != os.getpid():  # a fork has a copy, and the lock is not its own
+            return
         with suppress(OSError):
             if self.file is not None and not self.file.closed:
                 (self.folder / LOCK).unlink()  # while it is held: who has it open sees that it is gone

@@ -6,12 +6,11 @@ rest is done anew, and `done.json` is written last and in one move. A run that h
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from langevin.errors import UsageError, one_line
+from langevin.errors import one_line
 from langevin.runs.files import read_json, write_json
 from langevin.settings import TrainConfig
 from langevin.studies.measuring import SHARED, best_of, measured, measured_at, was_shared
@@ -115,7 +114,6 @@ def _made(job: Job) -> Outcome:
     from langevin.training.start import prepared
 
     (job.folder / "failed.json").unlink(missing_ok=True)
-    _drop_torn(job.folder)
     peak = cost.PeakMemory(pick_device(job.config.device))
     trainer, progress = prepared(job.config, job.folder, resume=True, quiet=True)
     if job.shared:
@@ -185,13 +183,3 @@ def fail(job: Job, error: str) -> Outcome:
 def recorded(path: Path, shape: Any = dict) -> Any:
     """What a record holds, of a shape as in `files.misfit`; None where there is none."""
     return read_json(path, shape, "Delete it, and start again.", optional=True)
-
-
-def _drop_torn(folder: Path) -> None:
-    """Remove a folder that was killed before its settings were whole: nothing was trained in it."""
-    if not folder.exists():
-        return
-    try:
-        TrainConfig.read(folder / "config.yaml")
-    except UsageError:
-        shutil.rmtree(folder)
