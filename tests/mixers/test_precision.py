@@ -163,5 +163,4 @@ def test_only_training_without_masks_is_left_to_a_kernel_that_plans_for_every_sh
 
 
 def test_a_part_may_be_imported_first():
-    for module in ("kernels.linear", "mixers.sima"):
-        subprocess.run([sys.executable, "-c", f"import langevin.{module}"], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", "import langevin.kernels.linear"], check=True, timeout=120)

@@ -57,7 +57,7 @@ VALUES: dict[str, Any] = {
     "a list as": [1],
     "-1 as": -1,
     "1e9 as": 10**9,
-    "nan as": 1e999,
+    "infinity as": 1e999,
 }
 
 

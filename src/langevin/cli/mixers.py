@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 
 from langevin.cli.tables import check_folder, console_for, print_rows, table_of, write_numbers
+from langevin.environment import without_bars
 from langevin.errors import UsageError
 from langevin.settings import TrainConfig, check_count
 
@@ -342,11 +343,10 @@ class Convert:
     """Only these layers, for example 0,2,5."""
 
     def __call__(self) -> int:
-        from langevin.models.pretrained import located
+        from langevin.models.pretrained import located, save_tokenizer
 
-        model = located(
-            self.model
-        )  # a wrong name should not wait for torch, nor a wrong spec for the model
+        # A wrong name should not wait for torch, nor a wrong spec for the model.
+        model = located(self.model)
         if self.out.exists() and any(self.out.iterdir()):
             raise UsageError(f"{self.out} is not empty", "Choose another --out, or empty it.")
         if self.layers is not None and not re.fullmatch(r"\d+(,\d+)*", self.layers):
@@ -356,9 +356,10 @@ class Convert:
         from langevin.models.convert import convert, from_pretrained
 
         parse(self.spec)
-        with console_for(stderr=True).status(f"converting {self.model}"):
+        with console_for(stderr=True).status(f"converting {self.model}"), without_bars():
             converted = convert(from_pretrained(model), self.spec, layers=layers)
             converted.save_pretrained(self.out)
+            save_tokenizer(model, self.out)
         print(f"{self.out}: {type(converted).__name__} with {parse(self.spec)}")
         print(
             f'Load it with langevin.from_pretrained("{self.out}"); test it with langevin check {self.out}'

@@ -62,9 +62,12 @@ def visible_sum(x_BHKD: Tensor, view: View) -> Tensor:
             return summed
         last = view.ends_BQ[:, None, :, None].expand_as(summed)
         return summed.gather(2, last)
-    none = x_BHKD[..., :1].detach() * 0  # a weight of 1 for every visible key
-    q = none[..., :1, :].expand(-1, -1, view.queries, -1)
-    return pointwise.attention(q, none, x_BHKD, torch.ones_like(q[..., 0]), view, sigmoid=False)
+    B, H, K, D = x_BHKD.shape
+    heads_as_channels = x_BHKD.transpose(1, 2).reshape(B, 1, K, H * D)
+    q, k = x_BHKD.new_zeros(B, 1, view.queries, 1), x_BHKD.new_zeros(B, 1, K, 1)
+    ones = torch.ones_like(q[..., 0])  # the weight of every visible key
+    out = pointwise.attention(q, k, heads_as_channels, ones, view, sigmoid=False)
+    return out.reshape(B, view.queries, H, D).transpose(1, 2)
 
 
 def running_sum(x_BHLD: Tensor, starts_BL: Tensor | None) -> Tensor:
@@ -89,7 +92,10 @@ def _chunked(x_BHLD: Tensor) -> Tensor:
     if torch.compiler.is_exporting():  # where nothing may depend on what divides L
         n, c = (torch.arange(size, device=x_BHLD.device) for size in (L // C + 3, C))
         return F.pad(x_BHLD, (0, 0, 0, 3 * C))[:, :, n[:, None] * C + c]
-    return (F.pad(x_BHLD, (0, 0, 0, -L % C)) if L % C else x_BHLD).unflatten(-2, (-(-L // C), C))
+    N = (L + C - 1) // C
+    if L != N * C:
+        x_BHLD = F.pad(x_BHLD, (0, 0, 0, N * C - L))
+    return x_BHLD.reshape(*x_BHLD.shape[:2], N, C, x_BHLD.shape[3])
 
 
 def _chunk(length: int) -> int:

@@ -22,8 +22,9 @@ from langevin.kernels.operator import differentiable, operator
 from langevin.kernels.view import View, wide
 
 # Elements of one block of weights: small enough for the CPU's caches and memory, large enough to
-# keep a GPU busy.
+# keep a GPU busy. With a window few rows are enough, and leave few columns out of sight.
 _BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**27}
+_WINDOW_ROWS = {"cpu": 32, "cuda": 512}
 _LEAST_ROWS = 32
 
 
@@ -52,9 +53,12 @@ def attention(
 
 def _blocks(q_BHQD: Tensor, view: View) -> list[tuple[int, int, int, int]]:
     """Queries [start, stop) and the keys [low, high) they may see, a block of weights at a time."""
-    budget = _BLOCK_ELEMENTS.get(q_BHQD.device.type, 2**24)
+    device = q_BHQD.device.type
     width = view.keys if view.window is None else min(view.keys, 2 * view.window)
-    rows = max(_LEAST_ROWS, budget // max(1, q_BHQD.shape[0] * q_BHQD.shape[1] * width))
+    rows = _BLOCK_ELEMENTS.get(device, 2**24) // max(1, q_BHQD.shape[0] * q_BHQD.shape[1] * width)
+    if view.window is not None:
+        rows = min(rows, max(width, _WINDOW_ROWS.get(device, 512)))
+    rows = max(_LEAST_ROWS, rows)
     starts = range(0, view.queries, rows)
     stops = [min(start + rows, view.queries) for start in starts]
     return [(i, j, *view.reach(i, j)) for i, j in zip(starts, stops, strict=True)]

@@ -46,7 +46,13 @@ def tried(
             f"{type(model).__name__} has weights that are not here (on the meta device, or offloaded)",
             "Convert it where they are; langevin.from_pretrained loads the result with any device_map.",
         )
-    twin = _Twin(model, plan)
+    try:
+        twin = _Twin(model, plan)
+    except Exception as error:  # a module may hold what nobody can copy, such as activations
+        raise UsageError(
+            f"{type(model).__name__} cannot be copied for a trial: {one_line(error)}",
+            "Convert it right after it was loaded.",
+        ) from error
     with torch.no_grad(), twin.same_random_numbers():
         before = twin.as_it_is(inputs)
         scales = twin.scales(before)
@@ -111,13 +117,14 @@ class _Twin:
 
     def _examples(self) -> Given:
         config, device = self.model.config, self.model.device
-        text, image = config.get_text_config(), getattr(config, "vision_config", config)
+        vocabulary = getattr(config.get_text_config(), "vocab_size", None)
+        image = getattr(config, "vision_config", config)
+        size = getattr(image, "image_size", None)
         examples: Given = {}
-        if hasattr(text, "vocab_size"):
-            ids = torch.arange(_TOKENS, device=device) + text.vocab_size // 2  # few are special there
-            examples["input_ids"] = ids[None] % text.vocab_size
-        if hasattr(image, "image_size"):
-            size = image.image_size
+        if vocabulary is not None:
+            ids = torch.arange(_TOKENS, device=device) + vocabulary // 2  # few are special there
+            examples["input_ids"] = ids[None] % vocabulary
+        if size is not None:
             size = size if isinstance(size, list | tuple) else (size, size)
             shape = (1, getattr(image, "num_channels", 3), *size)
             examples["pixel_values"] = torch.zeros(shape, dtype=self.model.dtype, device=device)

@@ -5,6 +5,7 @@ Nothing here imports torch before it must, so that a wrong name is answered at o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -98,3 +99,13 @@ def tokenizer_of(name: str) -> str:
     if os.path.isdir(where) and not os.path.isfile(os.path.join(where, "tokenizer.json")):
         raise UsageError(f"{where} has no tokenizer", "Give --tokenizer.")
     return where
+
+
+def save_tokenizer(name: str, folder: str | os.PathLike[str]) -> None:
+    """Put a copy of its tokenizer into a folder, if it has one: not every model reads text."""
+    from transformers import AutoTokenizer
+
+    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "tokenizer.json")):
+        return
+    with contextlib.suppress(OSError, ValueError):
+        AutoTokenizer.from_pretrained(name, trust_remote_code=False).save_pretrained(folder)

@@ -43,8 +43,8 @@ class Run:
 
     @cached_property
     def _loaded(self) -> tuple[Any, str]:
-        """Of one version of the folder, also while training replaces it."""
-        while True:
+        """Of one version of the folder, also where training replaces it meanwhile."""
+        for _ in range(20):
             folder = files.standing(self.path / "model")
             before = _identity(folder)
             try:
@@ -56,6 +56,8 @@ class Run:
                 continue
             if _identity(files.standing(self.path / "model")) == before:
                 break
+        else:
+            raise WorkError(f"{self.path / 'model'} is replaced faster than it can be read", "Try again.")
         if self.checkpoint is not None:
             digest = put_weights(self.checkpoint, model)
         return model, digest
@@ -199,10 +201,10 @@ def read_model(folder: Path, config: TrainConfig) -> Any:
     place and finite. Nothing but safetensors is read, and no code but ours and transformers' is run."""
     import torch
 
-    from langevin.models.convert import from_pretrained, read_config
+    from langevin.models.convert import from_pretrained
 
+    described = files.read_json(folder / "config.json", {"model_type": str}, AGAIN)
     with _in_words(folder):
-        described, _ = read_config(str(folder), {})
         if config.init is None:
             _refuse_other_settings(folder, described, config)
         model = from_pretrained(folder, dtype=torch.float32)
@@ -210,24 +212,26 @@ def read_model(folder: Path, config: TrainConfig) -> Any:
     return model.eval()
 
 
-def _refuse_other_settings(folder: Path, described: Any, config: TrainConfig) -> None:
-    """What config.json says of the model must be what the run was trained with."""
+def _refuse_other_settings(folder: Path, described: dict[str, Any], config: TrainConfig) -> None:
+    """What config.json says of the model, and means by what it leaves out, must be what the run was
+    trained with: before a model is built, which could be a huge one."""
     from safetensors import safe_open
 
+    from langevin.models.config import LangevinConfig
     from langevin.objectives import OBJECTIVES
     from langevin.training.start import model_config
 
-    rows = described.vocab_size
+    said = {**LangevinConfig().to_dict(), **described}
+    rows = said["vocab_size"]
     with safe_open(weight_files(folder)[0], "pt") as stored:
         if "model.embed.weight" in stored.keys():  # noqa: SIM118  (it is no dict)
             rows = stored.get_slice("model.embed.weight").get_shape()[0]
-    trained, said = model_config(config, vocab_size=rows).to_dict(), described.to_dict()
+    trained = model_config(config, vocab_size=rows).to_dict()
     trained["architectures"] = [OBJECTIVES.parse(config.objective).head]
     for key in SETTINGS:
-        if said.get(key) != trained[key]:
+        if said[key] != trained[key]:
             raise WorkError(
-                f"{folder / 'config.json'} says {key}={said.get(key)!r:.60}, not {trained[key]!r:.60}",
-                AGAIN,
+                f"{folder / 'config.json'} says {key}={said[key]!r:.60}, not {trained[key]!r:.60}", AGAIN
             )
 
 

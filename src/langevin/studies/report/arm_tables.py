@@ -9,8 +9,7 @@ from typing import Any
 from langevin.studies.report.svg import Look
 from langevin.studies.report.tables import Cell, Column, Head, table
 from langevin.studies.results import Results, Row, comparison, done, metric_named, names_in
-from langevin.studies.statistics import by_seed, cost_of
-from langevin.studies.statistics import interval as over_seeds
+from langevin.studies.statistics import cost_of, summarise
 from langevin.studies.words import (
     NOTHING,
     amount,
@@ -100,8 +99,8 @@ def summary(arm: Row, name: str, at: str) -> Row:
     """The mean of a metric over seeds, at the best checkpoint with its interval."""
     if at == "best":
         return (arm.get("summary") or {}).get(name) or {}
-    found = over_seeds(by_seed(arm, name, at).values())
-    return {"mean": found.mean, "n": found.n}
+    found = summarise(arm, [name], at).get(name, {})
+    return {"mean": found.get("mean"), "n": found.get("n", 0)}
 
 
 def main_table(results: Results) -> str:
