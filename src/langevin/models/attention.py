@@ -141,6 +141,7 @@ class Mixing(nn.Module):
     """x -> x: a mixer in its place in a model, with a view of who sees whom and a cache."""
 
     window: int | None = None
+    mixed: Any  # (x, view, cache, rotation, whether weights are wanted) -> (x, weights or None)
 
     def __init__(self, mixer: Any, width: int, causal: bool) -> None:
         super().__init__()
@@ -197,11 +198,6 @@ class Mixing(nn.Module):
             )
         out, weights = self.mixed(x_BLW, view, cache, rotation, return_weights)
         return (out, weights) if return_weights else out
-
-    def mixed(
-        self, x_BLW: Tensor, view: View, cache: Cache | None, rotation: Rotation | None, weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        raise NotImplementedError
 
 
 class Attention(Mixing):

@@ -117,7 +117,7 @@ class LangevinPreTrainedModel(PreTrainedModel):
         missing = [k for k in info["missing_keys"] if ".blocks." in f".{k}" and ".scalars." not in k]
         if missing and "state_dict" not in kwargs:
             raise WorkError(
-                f"{args[0]} lacks {len(missing)} of the model's weights, the first being {missing[0]}",
+                f"{args[0]} has {len(missing)} missing keys, the first being {min(missing)}",
                 "Load it with the settings it was saved with, or save it again.",
             )
         return (model, info) if output_loading_info else model
@@ -274,7 +274,7 @@ class LangevinForCausalLM(LangevinPreTrainedModel, GenerationMixin):
         """The mask that `generate` passes with a static cache: as wide as the cache, whatever the step."""
         if attention_mask is None:
             return None
-        unused = past_key_values.get_max_length() - attention_mask.shape[1]
+        unused = past_key_values.layers[0].max_cache_len - attention_mask.shape[1]
         return F.pad(attention_mask.bool(), (0, unused))
 
     @can_return_tuple

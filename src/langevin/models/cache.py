@@ -98,11 +98,7 @@ class StateLayer(CacheLayerMixin):
         self._each(lambda x: x[indices])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> None:
-        if self.state is not None:
-            self.state = tuple(
-                x.copy_(new) if self.max_cache_len is not None and new.shape == x.shape else new
-                for x, new in ((x, change(x)) for x in self.state)
-            )
+        self.state = None if self.state is None else tuple(change(x) for x in self.state)
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove != 0 and self.state is not None:
@@ -113,11 +109,6 @@ class StateLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: what is kept is known when it is stored."""
-
-    def offload(self) -> None:
-        """Nothing: a small state stays where it is used."""
-
-    prefetch = offload
 
 
 def state_layer(cache: Cache, index: int, keeps_tokens: bool = False) -> StateLayer:
