@@ -49,7 +49,7 @@ def check(
 
 def _try(name: str, subject: Subject, progress: Callable[[str], None]) -> Row:
     progress(name)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

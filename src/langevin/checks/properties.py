@@ -190,8 +190,7 @@ def autocast_is_as_good_as_rounding(subject: Subject) -> str:
         exact = _output_and_gradient(subject, module, x, **layout.masks)
         moved = {name: y.bfloat16().to(y.dtype) for name, y in with_parameters(x, module).items()}
         rounded = _output_and_gradient(subject, module, moved["x"], moved=moved, **layout.masks)
-        with torch.autocast("cpu", torch.bfloat16):
-            ours = _output_and_gradient(subject, module.float(), x.float(), **layout.masks)
+        ours = _output_and_gradient(subject, module.float(), x.float(), autocast=True, **layout.masks)
         for name, y in ours.items():
             said = f"{layout.name}, {at(length, causal)}: the {name}"
             _finite(y, said)
@@ -280,9 +279,12 @@ def _need_causal(subject: Subject) -> None:
         raise NotOffered("not causal")
 
 
-def _output_and_gradient(subject: Subject, module: nn.Module, x: Tensor, **options: Any) -> Tensors:
+def _output_and_gradient(
+    subject: Subject, module: nn.Module, x: Tensor, autocast: bool = False, **options: Any
+) -> Tensors:
     x = x.detach().requires_grad_()
-    out = subject.run(module, x, **options)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):  # the backward pass is no part of it
+        out = subject.run(module, x, **options)
     u = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     return {"output": out, **gradients((out * u).sum(), {"gradient of x": x})}
 
