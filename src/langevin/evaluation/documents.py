@@ -40,17 +40,11 @@ class Documents:
     def __post_init__(self) -> None:
         if not self.corpus.has_documents:
             raise UsageError(f"{self.corpus.folder} holds a text without documents", "Use ar.Strided.")
-        if self.length < 1 or self.batch < 1:
-            raise UsageError(f"length={self.length} and batch={self.batch} must be 1 or more")
-        if not 1 <= self.step <= self.length:
-            raise UsageError(
-                f"stride={self.stride} must be between 1 and the length, {self.length}",
-                "A longer stride would leave tokens out.",
-            )
+        ar.stride_of(self.length, self.stride, self.batch)
 
     @property
     def step(self) -> int:
-        return self.length if self.stride is None else self.stride
+        return ar.stride_of(self.length, self.stride, self.batch)
 
     @cached_property
     def rows(self) -> list[tuple[int, int, int, int]]:

@@ -83,6 +83,20 @@ class Autoregression(Objective):
         return generate
 
 
+def stride_of(length: int, stride: int | None, batch: int) -> int:
+    """How far windows of `length` predictions move on (default: without overlap); raises where tokens would
+    be left out."""
+    if length < 1 or batch < 1:
+        raise UsageError(f"length={length} and batch={batch} must be 1 or more")
+    stride = length if stride is None else stride
+    if not 1 <= stride <= length:
+        raise UsageError(
+            f"stride={stride} must be between 1 and the length, {length}",
+            "A longer stride would leave tokens out.",
+        )
+    return stride
+
+
 @dataclass(frozen=True, eq=False)
 class Strided:
     """A text as overlapping windows in which each token but the first is scored exactly once.
@@ -104,17 +118,11 @@ class Strided:
                 f"tokens have shape {tuple(self.tokens.shape)}, expected (2 or more,)",
                 "Pass the text as one row; a prediction needs a token to start from.",
             )
-        if self.length < 1 or self.batch < 1:
-            raise UsageError(f"length={self.length} and batch={self.batch} must be 1 or more")
-        if not 1 <= self.step <= self.length:
-            raise UsageError(
-                f"stride={self.stride} must be between 1 and the length, {self.length}",
-                "A longer stride would leave tokens out.",
-            )
+        stride_of(self.length, self.stride, self.batch)
 
     @property
     def step(self) -> int:
-        return self.length if self.stride is None else self.stride
+        return stride_of(self.length, self.stride, self.batch)
 
     def starts(self) -> list[int]:
         last = max(0, len(self.tokens) - 1 - self.length)
