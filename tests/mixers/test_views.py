@@ -116,6 +116,17 @@ def test_sima_goes_on_from_its_state_at_a_position_known_only_to_the_graph():
     close(torch.cat(outs, 2), full)
 
 
+def test_a_state_refuses_what_it_cannot_follow():
+    q, k, v = tensors(3, 3, kv_heads=4)
+    mix = Mixing("sima", kv_heads=4)
+    for view in (
+        View.of(3, 3, causal=True, window=2),
+        View.from_mask(shapes_of_masks()["holes"], causal=True),
+    ):
+        with pytest.raises(UsageError, match="know no window"):
+            mix.mechanism.advance(mix.inputs(q, k, v, view), None)
+
+
 def test_documents_are_read_from_positions_that_start_anew():
     ids = torch.tensor([[0, 1, 2, 0, 1, 2], [0, 1, 0, 0, 1, 2]])
     documents = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 0, 1, 2, 2, 2]])

@@ -83,6 +83,11 @@ class SimA(Mechanism):
     @in_full_precision
     def advance(self, x: Inputs, state: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The state is Σ k vᵀ, Σ|q| and Σ|k| of the current document."""
+        if not x.view.free:
+            raise UsageError(
+                "sums over all earlier tokens know no window, and no mask but padding and documents",
+                "Keep the tokens instead, and pass past_queries to attend.",
+            )
         view, dtype = x.view, wide(x.q_BHQD.dtype)
         real = None if view.real_BK is None else view.at_queries(view.real_BK)
         q, k, v = (_zero_unless(real, y.to(dtype)) for y in (x.q_BHQD, x.k_BHKD, x.v_BHKD))
