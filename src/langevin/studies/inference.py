@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +93,7 @@ def least_seeds(contrasts: int, looks: int = 1) -> int:
     return math.ceil(1 + math.log2(max(1, contrasts) * looks / ERROR_RATE))
 
 
+@cache
 def t_quantile(confidence: float, freedom: int) -> float:
     """The t with P(|T| ≤ t) = confidence for Student's T with a whole number of degrees of freedom ν.
 

@@ -174,12 +174,13 @@ class PartResult:
 
 @dataclass(frozen=True)
 class Key:
-    """What a contrast is about. at a trend: the last part against the first."""
+    """What a contrast is about. At a trend: the last part against the first."""
 
     part: str
     arm: str
     metric: str
     place: Place = "best"
+    against: str = ""  # an arm; default: the first of the part
 
 
 @dataclass(frozen=True)
@@ -282,7 +283,8 @@ class Results:
         return self.parts[-1] if key.place == "trend" else self.part(key.part)
 
     def reference(self, key: Key) -> ArmResult:
-        return self.part_of(key).reference
+        part = self.part_of(key)
+        return part.arm(key.against) if key.against else part.reference
 
     def metric(self, name: str) -> Metric:
         known = {metric.name: metric for metric in (*self.metrics, to_match(self.unit))}
@@ -302,10 +304,11 @@ def differences(results: Results, key: Key) -> dict[int, float]:
     if key.place == "trend":
         first, last = (_log_ratios(part, key.arm, metric) for part in (results.parts[0], results.parts[-1]))
         return {seed: last[seed] - first[seed] for seed in last.keys() & first.keys()}
-    part = results.part(key.part)
-    ours, base = part.arm(key.arm), part.reference
+    ours, base = results.part_of(key).arm(key.arm), results.reference(key)
     if key.place == "matched":
-        pairs = {run.seed: (run, other) for run in ours.runs for other in base.runs if run.seed == other.seed}
+        pairs = {
+            run.seed: (run, other) for run in ours.runs for other in base.runs if run.seed == other.seed
+        }
         found = {seed: _at_matched_loss(metric, *pair) for seed, pair in pairs.items()}
         return {seed: value for seed, value in found.items() if value is not None}
     a, b = ours.by_seed(metric), base.by_seed(metric)
@@ -388,15 +391,19 @@ def _seen(look: Look, key: Key, against: str, values: dict[int, float]) -> dict[
 
 
 def _contrast(
-    results: Results, key: Key, values: dict[int, float], p: float | None, adjusted: float | None, hypotheses: int
+    results: Results,
+    key: Key,
+    values: dict[int, float],
+    p: float | None,
+    adjusted: float | None,
+    hypotheses: int,
 ) -> Contrast:
-    metric = results.metric(key.metric)
-    part = results.part_of(key)
+    metric, reference = results.metric(key.metric), results.reference(key)
     seen, narrow = (estimate(list(values.values()), confidence) for confidence in (0.95, 0.9))
     numbers = [None] * 5
     if seen is not None and narrow is not None and math.isfinite(seen.mean):
         numbers = [seen.mean, seen.low, seen.high, narrow.low, narrow.high]
-    base = part.reference.by_seed(metric)
+    base = reference.by_seed(metric)
     mean = sum(base[s] for s in values if s in base) / len(values) if values else 0.0
     if key.place == "trend" or metric.name == TO_MATCH:
         numbers = [None if x is None else math.expm1(x) for x in numbers]
@@ -404,7 +411,7 @@ def _contrast(
     else:
         known = numbers[0] is not None and mean and math.isfinite(mean)
         relative = numbers[0] / abs(mean) if known else None
-    contrast = Contrast(key, part.reference.name, len(values), *numbers, relative, p, adjusted)
+    contrast = Contrast(key, reference.name, len(values), *numbers, relative, p, adjusted)
     if adjusted is None:
         return contrast
     state = _state(results, contrast, list(values.values()), hypotheses)
@@ -416,8 +423,7 @@ def _state(results: Results, contrast: Contrast, values: list[float], hypotheses
     infinite = [math.copysign(1, x) for x in values if math.isinf(x)]
     lower = sum(infinite or values) < 0
     if contrast.p_adjusted is not None and contrast.p_adjusted <= ERROR_RATE:
-        part = results.part_of(key)
-        ours, base = part.arm(key.arm), part.reference
+        ours, base = results.part_of(key).arm(key.arm), results.reference(key)
         kinds = ours.kind(key.metric), base.kind(key.metric)
         if not _examples_agree(ours, base, results, key):
             return "not confirmed"
