@@ -413,7 +413,7 @@ def _contrast(
     else:
         known = mean and math.isfinite(mean)
         relative = numbers[0] / abs(mean) if numbers[0] is not None and known else None
-    spread = dict(zip(("difference", "low", "high", "low90", "high90"), numbers, strict=True))
+    spread: Any = dict(zip(("difference", "low", "high", "low90", "high90"), numbers, strict=True))
     contrast = Contrast(
         key, reference.name, len(values), **spread, relative=relative, p=p, p_adjusted=adjusted
     )

@@ -378,8 +378,8 @@ def _tuning(plan: Plan, results: Results) -> str:
     ]
     short = f" of {plan.trial_tokens:,} {plan.task.unit}" if plan.trial_tokens else ""
     told = (
-        f"Learning rates were chosen per arm by {plan.trials} trials{short} on validation, with one seed that "
-        "is not judged; every other setting is shared, whoever it suits."
+        f"Learning rates were chosen per arm by {plan.trials} trials{short} on validation, with one seed "
+        "that is not judged; every other setting is shared, whoever it suits."
     )
     if edge:
         told += f" The best rate of {listed(dict.fromkeys(edge))} was the first or last tried."
