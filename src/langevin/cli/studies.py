@@ -28,7 +28,7 @@ class Compare(WithSettings):
 
     Example: langevin compare softmax ssmax "warm=heat(t=0.28)" --data stories --tokens 300000
 
-    Example: langevin compare softmax "slow=softmax, lr=1e-3" sima --init FOLDER --data FILE --tokens 2000000
+    Example: langevin compare softmax "slow=softmax, lr=1e-3" sima --init MODEL --data FILE --tokens 2000000
     """
 
     arms: tyro.conf.Positional[tuple[str, ...]] = ()

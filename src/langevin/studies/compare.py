@@ -69,8 +69,8 @@ def compare(
     workers = (
         1 if on == "ray" and device != "cpu" else terms.workers_for(plan, sizes, data, device, workers)
     )
-    facts = {"data": data_facts(data[0].manifest, plan.parts[0].config.data)}
-    facts["commands"] = [command] if command else []
+    about = data_facts(data[0].manifest, plan.parts[0].config.data)
+    facts: dict[str, Any] = {"data": about, "commands": [command] if command else []}
     with Lock(folder):
         facts = settle(plan, folder, facts)
         if workers > 1 and device != "cpu":
@@ -261,8 +261,10 @@ def data_facts(manifest: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def tuned(plan: Plan, folder: Path) -> tuple[Plan, dict[tuple[str, str], tuple[Trial, ...]]]:
-    """The plan with each arm's best learning rate by validation loss, and all trials by part and arm. An arm
-    whose trials all diverged keeps its own rate."""
+    """The plan with each arm's best learning rate by validation loss, and all trials by part and arm.
+
+    An arm whose trials all diverged keeps its own rate.
+    """
     if not plan.tune:
         return plan, {}
     trials: dict[tuple[str, str], tuple[Trial, ...]] = {}

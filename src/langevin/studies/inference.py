@@ -38,8 +38,8 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], confidence: float = 0.95, bounded: bool = False) -> Estimate | None:
-    """Mean ± t · s/√n. bounded: of fractions, on the scale of their log odds, where an interval cannot leave
-    0 to 1 (its width there, by the delta method, is s/√n · 1/(m(1 − m)))."""
+    """Mean ± t · s/√n. bounded: of fractions, on the scale of their log odds, where no interval leaves 0 to
+    1 (its width there, by the delta method, is s/√n · 1/(m(1 − m)))."""
     x = np.array(values, dtype=float)
     if not len(x):
         return None

@@ -119,7 +119,7 @@ class Plan:
     metrics: tuple[str, ...] = ()
     primary: str = ""
     looks: tuple[int, ...] = ()
-    """Numbers of seeds after which the results will be looked at; each at the error rate divided by them."""
+    """Numbers of seeds after which one will look at the results; each at the error rate divided by them."""
     margin: float | None = None
     """How much of the primary metric makes no difference: inside it an arm is as good as the first."""
     within: float = 0.05
@@ -280,7 +280,7 @@ def _check_arms(arms: tuple[Arm, ...]) -> None:
 
 
 def settle(plan: Plan, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Write the plan and facts about it (data, commands) into the folder, or see that it is the plan that is
+    """Write the plan and facts about it (data, commands) into the folder, or see that it is the one that is
     there; seeds may have been added to it. The facts as they stand there."""
     before = begun(folder)
     now = {"plan": plan.as_dict(), **facts}

@@ -137,7 +137,7 @@ class Recipe:
         for claim in self.claims:
             if claim.at == "trend" and (len(chosen.parts) < 2 or part is not chosen.parts[-1]):
                 continue
-            words = {key: part.filled(getattr(claim, key)) for key in ("claim", "published", "arm")}
+            words: Any = {key: part.filled(getattr(claim, key)) for key in ("claim", "published", "arm")}
             found.append(replace(claim, part="" if claim.at == "trend" else part.name, **words))
         names = {plan.Arm.read(part.filled(arm)).name for arm in part.arms or chosen.arms or self.arms}
         return [claim for claim in found if claim.arm in (*names, "*")]

@@ -52,7 +52,7 @@ def reproduce(
 def reproduce_speed(
     chosen: Recipe, scale: str, folder: Path, say: Callable[[str], None] = lambda what: None
 ) -> list[Answer]:
-    """Measure mixers alone and in training steps; the answers to the claims, whose page is in the folder."""
+    """Measure mixers alone and in training steps; the answers to the claims. The page is in the folder."""
     there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     if (folder.exists() and not folder.is_dir()) or (there and "results.json" not in there):
         raise UsageError(f"{folder} holds something else", "Choose another --out.")
@@ -108,7 +108,8 @@ def _answer(claim: SpeedClaim, mixers: dict[str, Any], training: dict[str, Any])
     row, base = (next(r for r in rows if r["mixer"] == name) for name in (str(parse(claim.arm)), "softmax"))
     ratio = 1 / row["ratio"] if claim.measure == "training" else row["forward_ratio"]
     noise = max(r[spread] / r[value] for r in (row, base))
-    ours = f"{what} takes {ratio:.2f} times as long as softmax's (spread {percent(noise)} over {rounds} rounds)"
+    spread_in_words = f"spread {percent(noise)} over {rounds} rounds"
+    ours = f"{what} takes {ratio:.2f} times as long as softmax's ({spread_in_words})"
     short = rounds < LEAST_ROUNDS or row.get("length", math.inf) < claim.length
     if claim.expect == "same":
         apart = abs(ratio - 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from langevin.evaluation.rows import Kind, Metric, Row
@@ -16,8 +16,10 @@ from langevin.studies.inference import ERROR_RATE, Estimate, estimate, holm, lea
 Status = Literal["done", "diverged", "failed", "missing"]
 Place = Literal["best", "matched", "trend"]
 State = Literal[
-    *("better", "worse"),  # confirmed, of the primary metric
-    *("lower", "higher"),  # confirmed, of a diagnostic, which has no winner
+    "better",  # confirmed, of the primary metric
+    "worse",
+    "lower",  # confirmed, of a diagnostic, which has no winner
+    "higher",
     "as good",  # the 90 % interval lies inside the margin of the plan
     "does not survive",  # the 95 % interval leaves out 0, the corrected test does not
     "not confirmed",
@@ -316,7 +318,7 @@ def differences(results: Results, key: Key) -> dict[int, float]:
 
 
 def _at_matched_loss(metric: Metric, ours: RunResult, base: RunResult) -> float | None:
-    """At the larger of the two runs' best losses, which both reached; amounts as the logarithm of a ratio."""
+    """At the larger of the two runs' best losses, which both reached; amounts as the log of a ratio."""
     if not (ours.ended and base.ended):
         return None
     if "diverged" in (ours.status, base.status):
@@ -400,7 +402,7 @@ def _contrast(
 ) -> Contrast:
     metric, reference = results.metric(key.metric), results.reference(key)
     seen, narrow = (estimate(list(values.values()), confidence) for confidence in (0.95, 0.9))
-    numbers = [None] * 5
+    numbers: list[float | None] = [None] * 5
     if seen is not None and narrow is not None and math.isfinite(seen.mean):
         numbers = [seen.mean, seen.low, seen.high, narrow.low, narrow.high]
     base = reference.by_seed(metric)
@@ -409,13 +411,16 @@ def _contrast(
         numbers = [None if x is None else math.expm1(x) for x in numbers]
         relative = numbers[0]
     else:
-        known = numbers[0] is not None and mean and math.isfinite(mean)
-        relative = numbers[0] / abs(mean) if known else None
-    contrast = Contrast(key, reference.name, len(values), *numbers, relative, p, adjusted)
+        known = mean and math.isfinite(mean)
+        relative = numbers[0] / abs(mean) if numbers[0] is not None and known else None
+    spread: Any = dict(zip(("difference", "low", "high", "low90", "high90"), numbers, strict=True))
+    contrast = Contrast(
+        key, reference.name, len(values), **spread, relative=relative, p=p, p_adjusted=adjusted
+    )
     if adjusted is None:
         return contrast
     state = _state(results, contrast, list(values.values()), hypotheses)
-    return Contrast(**{**contrast.__dict__, "state": state})
+    return replace(contrast, state=state)
 
 
 def _state(results: Results, contrast: Contrast, values: list[float], hypotheses: int) -> State:
@@ -427,16 +432,16 @@ def _state(results: Results, contrast: Contrast, values: list[float], hypotheses
         kinds = ours.kind(key.metric), base.kind(key.metric)
         if not _examples_agree(ours, base, results, key):
             return "not confirmed"
-        proves = {("bound", "exact"): lower, ("exact", "bound"): not lower}
+        proves: dict[Any, bool] = {("bound", "exact"): lower, ("exact", "bound"): not lower}
         if key.place == "best" and not proves.get(kinds, True):
             return "not proven"
         if key.metric == results.primary.name and key.place == "best" and "diagnostic" not in kinds:
             return "better" if lower == (metric.better == "lower") else "worse"
         return "lower" if lower else "higher"
     margin = results.margin if key.metric == results.primary.name and key.place == "best" else None
-    if margin is not None and contrast.low90 is not None and contrast.high90 is not None:
-        if -margin <= contrast.low90 and contrast.high90 <= margin:
-            return "as good"
+    low, high = contrast.low90, contrast.high90
+    if margin is not None and low is not None and high is not None and max(-low, high) <= margin:
+        return "as good"
     if contrast.pairs < least_seeds(hypotheses):
         return "too few"
     return "does not survive" if contrast.leaves_out_zero else "not confirmed"

@@ -73,9 +73,11 @@ def observed(results: Results, contrast: Contrast) -> str:
     sign, width = math.copysign(1, difference), (contrast.high - contrast.low) / 2
     low, high = sorted((sign * contrast.low, sign * contrast.high))
     if relative:
-        return f"{metric.label} {way} by {percent(abs(difference))} (95 % t interval {percent(low)} to {percent(high)})"
-    size = with_unit(abs(difference), metric, width)
-    return f"{metric.label} {way} by {size} (95 % t interval {in_words(low, width)} to {in_words(high, width)})"
+        size, span = percent(abs(difference)), f"{percent(low)} to {percent(high)}"
+    else:
+        size = with_unit(abs(difference), metric, width)
+        span = f"{in_words(low, width)} to {in_words(high, width)}"
+    return f"{metric.label} {way} by {size} (95 % t interval {span})"
 
 
 def with_unit(value: float, metric: Metric, width: float = 0.0) -> str:
@@ -193,8 +195,8 @@ def _sure(plan: Plan, results: Results) -> str:
     looks = f" and {len(plan.looks)} looks" if plan.looks else ""
     family = counted(len(results.judged), "contrast")
     return (
-        f"{counted(len(seeds), 'seed')}, paired; exact sign-flip test with Holm's correction over {family}{looks}: "
-        f"least {p_value(least)}; 95 % t intervals."
+        f"{counted(len(seeds), 'seed')}, paired; exact sign-flip test with Holm's correction over "
+        f"{family}{looks}: least {p_value(least)}; 95 % t intervals."
     )
 
 
@@ -228,8 +230,8 @@ def _more(plan: Plan, results: Results, primary: list[Contrast]) -> list[str]:
 
 def _added(seeds: list[int]) -> str:
     return (
-        f"Seeds {seeds_in_words(tuple(seeds))} came after this verdict: they narrow the intervals and change "
-        "no word of it."
+        f"Seeds {seeds_in_words(tuple(seeds))} came after this verdict: they narrow the intervals and "
+        "change no word of it."
     )
 
 
@@ -243,7 +245,7 @@ def _near(results: Results) -> Iterator[str]:
 
 
 def to_untouched(results: Results, part: PartResult, arm: ArmResult) -> dict[int, float | None]:
-    """By seed: how much of the budget until the loss was within `results.within` of the untouched model's."""
+    """By seed: how much of the budget until the loss was near that of the untouched model."""
     best = part.untouched.best if part.untouched is not None else None
     if best is None or results.within is None:
         return {}
@@ -325,9 +327,8 @@ def unequal_sizes(sizes: Sizes) -> list[str]:
         name, base = first.setdefault(part, (arm, rows[0].value))
         share = rows[0].value / base - 1
         if abs(share) > TOLERANCE:
-            found.append(
-                f"{arm} has {rows[0].value:,.0f} parameters, {100 * share:+.1f} % against {name} ({base:,.0f})"
-            )
+            count = f"{arm} has {rows[0].value:,.0f} parameters"
+            found.append(f"{count}, {percent(share, sign=True)} against {name} ({base:,.0f})")
     return found
 
 
@@ -344,16 +345,17 @@ def not_controlled(plan: Plan, results: Results) -> Iterator[str]:
             yield f"{at}Settings of their own besides the mixer: {listed(others)}."
         late = [arm.name for arm in part.arms if _still_improving(arm)]
         if late:
-            yield f"{at}Still improving when the budget ended: {listed(late)}. A longer run could change the order."
+            yield f"{at}Still improving when the budget ended: {listed(late)}; more could change the order."
     yield from _seeds(results)
-    yield f"One data set ({results.data.get('name')}) and one budget ({_budget(plan)}): others were not tried."
+    data = results.data.get("name")
+    yield f"One data set ({data}) and one budget ({_budget(plan)}): others were not tried."
     made = {
         tuple(run.environment.get(k) for k in ("device", "torch", "commit"))
         for run in results.runs
         if run.environment
     }
     if len(made) > 1:
-        yield f"The runs were made in {len(made)} surroundings (device, torch or commit): {listed(sorted(str(m[0]) for m in made))}."
+        yield f"The runs were not all made with one device, torch and commit, but with {len(made)}."
 
 
 def _budget(plan: Plan) -> str:
@@ -366,7 +368,8 @@ def _budget(plan: Plan) -> str:
 
 def _tuning(plan: Plan, results: Results) -> str:
     if not plan.tune:
-        return f"The learning rate of {plan.parts[0].config.lr:g} was not tuned per arm: another may suit another arm."
+        rate = f"The learning rate of {plan.parts[0].config.lr:g} was not tuned per arm"
+        return f"{rate}: another may suit another arm."
     edge = [
         arm.name
         for part in results.parts
@@ -375,11 +378,11 @@ def _tuning(plan: Plan, results: Results) -> str:
     ]
     short = f" of {plan.trial_tokens:,} {plan.task.unit}" if plan.trial_tokens else ""
     told = (
-        f"Learning rates were chosen per arm by {plan.trials} trials{short} on validation, with one seed that is "
-        "not judged; every other setting is shared, whoever it suits."
+        f"Learning rates were chosen per arm by {plan.trials} trials{short} on validation, with one seed "
+        "that is not judged; every other setting is shared, whoever it suits."
     )
     if edge:
-        told += f" The best rate of {listed(dict.fromkeys(edge))} was the first or last tried: a better one may lie beyond."
+        told += f" The best rate of {listed(dict.fromkeys(edge))} was the first or last tried."
     return told
 
 
@@ -409,11 +412,11 @@ def _still_improving(arm: ArmResult) -> bool:
 def _seeds(results: Results) -> Iterator[str]:
     failed = sorted({a.name for p in results.parts for a in p.arms for r in a.runs if r.status == "failed"})
     if failed:
-        yield f"Runs of {listed(failed)} failed and are missing with their pairs: those left may be the easier ones."
+        yield f"Runs of {listed(failed)} failed and are missing: those left may be the easier ones."
     if len(results.seeds) > 1:
         yield (
-            "Intervals are over seeds (initial weights and data order); every run was scored on the same test "
-            "data, whose choice is not in them."
+            "Intervals are over seeds (initial weights and data order); every run was scored on the same "
+            "test data, whose choice is not in them."
         )
     if any(c.p_adjusted is not None and c.p_adjusted > ERROR_RATE for c in results.judged):
         yield "What was not confirmed may still be there: too few seeds, or too small a difference."

@@ -39,8 +39,8 @@ ROUNDS, SECONDS = 7, 0.2  # of timing: how often, and how long an arm's turn is
 
 
 def run(config: TrainConfig, folder: Path, threads: int, test_tokens: int, along: bool) -> dict[str, Any]:
-    """Train a run, or go on with it, and measure it: the record of a RunResult. along: the models on the way
-    are measured as well, and not kept."""
+    """Train a run, or go on with it, and measure it: the record of a RunResult. along: the models on the
+    way are measured as well, and not kept."""
     trouble = _train(replace(config, keep_evaluated=along), folder, threads)
     found = load(folder)
     curve = curve_of(found)

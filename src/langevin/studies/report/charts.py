@@ -17,7 +17,7 @@ from langevin.studies.inference import estimate
 from langevin.studies.report.page import Chart, plainly
 from langevin.studies.report.study import arms
 from langevin.studies.results import CONFIRMED, COSTS, Key, PartResult, Results, RunResult
-from langevin.studies.words import common_spread, half_width, listed, number, sentence_case, with_unit
+from langevin.studies.numbers import common_spread, half_width, listed, number, sentence_case, with_unit
 
 
 def charts(results: Results) -> dict[str, list[Chart]]:

@@ -23,7 +23,7 @@ from langevin.studies.report.page import (
     Table,
 )
 from langevin.studies.results import COSTS, TO_MATCH, ArmResult, Contrast, Key, PartResult, Results
-from langevin.studies.words import NOTHING, amount, counted, interval, number, sentence_case
+from langevin.studies.numbers import NOTHING, amount, counted, interval, number, sentence_case
 
 LONGEST_SAMPLE = 3000
 ROWS_BESIDE = 10

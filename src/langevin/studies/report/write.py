@@ -15,7 +15,7 @@ from langevin.runs.files import not_written, write_text
 from langevin.studies.report.page import Cell, Table, render
 from langevin.studies.report.study import main_table, study_page
 from langevin.studies.results import Key, Results
-from langevin.studies.words import MINUS, NOTHING
+from langevin.studies.numbers import MINUS, NOTHING
 
 
 def write_report(results: Results, folder: Path) -> Path:
