@@ -300,7 +300,8 @@ def settle(plan: Plan, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
     now = {"plan": plan.as_dict(), **facts}
     if before is not None:
         there = before["plan"]
-        if set(there["seeds"]) < set(plan.seeds):
+        first = list(plan.seeds[: len(there["seeds"])])
+        if set(there["seeds"]) < set(plan.seeds) and (first == there["seeds"] or not plan.looks):
             there = {**there, "seeds": list(plan.seeds)}
         found = difference(_comparable(there), _comparable(now["plan"]))
         if found is None:
