@@ -9,6 +9,7 @@ from typing import Any
 from langevin.evaluation.rows import Metric, Row
 from langevin.studies import numbers, words
 from langevin.studies.inference import Estimate, estimate
+from langevin.studies.numbers import NOTHING, amount, counted, interval, number, sentence_case
 from langevin.studies.report.page import (
     Cell,
     Chart,
@@ -22,8 +23,7 @@ from langevin.studies.report.page import (
     Section,
     Table,
 )
-from langevin.studies.results import COSTS, TO_MATCH, ArmResult, Contrast, Key, PartResult, Results
-from langevin.studies.numbers import NOTHING, amount, counted, interval, number, sentence_case
+from langevin.studies.results import COSTS, TO_MATCH, Answer, ArmResult, Contrast, Key, PartResult, Results
 
 LONGEST_SAMPLE = 3000
 ROWS_BESIDE = 10
@@ -98,7 +98,7 @@ def _sections(results: Results, drawn: Mapping[str, list[Chart]]) -> Iterator[Se
     )
     if done:
         yield Section("judged", "Judged contrasts", [_judged(results)], _family(results))
-        yield Section("claims", "Published claims", [_claims(results)])
+        yield Section("claims", "Published claims", [claims_table(results.answers)])
         yield Section("metrics", "Other metrics", [_others(results)], OTHERS)
     yield Section("curves", "Learning curves", curves)
     if done:
@@ -288,7 +288,7 @@ def _family(results: Results) -> str:
     )
 
 
-def _claims(results: Results) -> Table:
+def claims_table(answers: Sequence[Answer]) -> Table:
     heads = ["claim", "published", "direction", "ours"]
     rows = [
         [
@@ -297,7 +297,7 @@ def _claims(results: Results) -> Table:
             answer.direction,
             answer.ours,
         ]
-        for answer in results.answers
+        for answer in answers
     ]
     columns = [Column(head, kind="left" if head == "direction" else "words") for head in heads]
     return Table("Published claims and what was seen", columns, rows, sortable=False)
