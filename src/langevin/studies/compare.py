@@ -19,7 +19,7 @@ from typing import Any, Literal
 from langevin.environment import pick_device
 from langevin.errors import WorkError
 from langevin.evaluation.rows import Row
-from langevin.models.pretrained import own_mixer
+from langevin.models import pretrained
 from langevin.runs.files import read_json
 from langevin.runs.folder import Lock
 from langevin.studies import terms, words, work
@@ -343,7 +343,7 @@ def _untouched(plan: Plan, folder: Path) -> Iterator[Job]:
         init = part.config.init
         if init is not None:
             config = replace(
-                _any_run(plan, part), mixer=own_mixer(init), objective="ar", tokens=None, steps=0
+                _any_run(plan, part), mixer=pretrained.own_mixer(init), objective="ar", tokens=None, steps=0
             )
             yield _run_job(plan, config, _place(plan, folder, part) / "untouched", "the untouched model")
 

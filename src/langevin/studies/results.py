@@ -143,7 +143,11 @@ class ArmResult:
         return found
 
     def estimate(self, metric: Metric) -> Estimate | None:
-        return estimate(list(self.by_seed(metric).values()), bounded=metric.unit == "fraction")
+        values = list(self.by_seed(metric).values())
+        positive = metric.better == "lower" and all(value > 0 for value in values)
+        return estimate(
+            values, scale="log odds" if metric.unit == "fraction" else "log" if positive else "plain"
+        )
 
     def kind(self, metric: str) -> Kind | None:
         rows = (run.row(metric) for run in self.runs)

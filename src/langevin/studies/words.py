@@ -69,9 +69,13 @@ def observed(results: Results, contrast: Contrast) -> str:
         return f"{metric.label} exactly equal"
     way = "lower" if difference < 0 else "higher"
     relative = contrast.key.place == "trend" or metric.name == TO_MATCH
+    label = metric.label
+    if contrast.key.place == "trend":
+        first, last = results.parts[0].name, results.parts[-1].name
+        label = f"ratio of {label} to {contrast.against}'s at {last} against {first}"
     if contrast.low is None or contrast.high is None:
         size = percent(abs(difference)) if relative else with_unit(abs(difference), metric)
-        return f"{metric.label} {way} by {size}"
+        return f"{label} {way} by {size}"
     sign, width = math.copysign(1, difference), (contrast.high - contrast.low) / 2
     low, high = sorted((sign * contrast.low, sign * contrast.high))
     if relative:
@@ -79,7 +83,7 @@ def observed(results: Results, contrast: Contrast) -> str:
     else:
         size = with_unit(abs(difference), metric, width)
         span = f"{in_words(low, width)} to {in_words(high, width)}"
-    return f"{metric.label} {way} by {size} (95 % t interval {span})"
+    return f"{label} {way} by {size} (95 % t interval {span})"
 
 
 def with_unit(value: float, metric: Metric, width: float = 0.0) -> str:

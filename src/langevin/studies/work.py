@@ -35,6 +35,7 @@ RESAMPLES = 100  # the intervals that count are over seeds
 SAMPLE_PROMPT, SAMPLE_TOKENS = 12, 60
 EVALUATED = "evaluated"  # where training keeps the model of every evaluation, if asked to
 ENVIRONMENT = ("langevin", "python", "torch", "transformers", "system", "device", "threads", "commit")
+MODELS = 1000  # that one process may compile: each arm once
 ROUNDS, SECONDS = 7, 0.2  # of timing: how often, and how long an arm's turn is
 
 
@@ -71,6 +72,7 @@ def try_rate(config: TrainConfig, folder: Path, threads: int) -> dict[str, Any]:
 def _train(config: TrainConfig, folder: Path, threads: int) -> str | None:
     """Train to the end; why not, where a run diverged."""
     torch.set_num_threads(threads)
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MODELS
     trainer, progress = prepared(config, folder, resume=True, quiet=True)
     try:
         trainer.run(progress)

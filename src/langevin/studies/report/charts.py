@@ -14,10 +14,10 @@ from langevin import figures
 from langevin.evaluation.rows import Metric
 from langevin.figures import Bins, Effect, Line, Spot
 from langevin.studies.inference import estimate
+from langevin.studies.numbers import common_spread, half_width, listed, number, sentence_case, with_unit
 from langevin.studies.report.page import Chart, plainly
 from langevin.studies.report.study import arms
 from langevin.studies.results import CONFIRMED, COSTS, Key, PartResult, Results, RunResult
-from langevin.studies.numbers import common_spread, half_width, listed, number, sentence_case, with_unit
 
 
 def charts(results: Results) -> dict[str, list[Chart]]:

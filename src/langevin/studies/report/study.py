@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from langevin.evaluation.rows import Metric, Row
-from langevin.studies import words
+from langevin.studies import numbers, words
 from langevin.studies.inference import Estimate, estimate
+from langevin.studies.numbers import NOTHING, amount, counted, interval, number, sentence_case
 from langevin.studies.report.page import (
     Cell,
     Chart,
@@ -22,8 +23,7 @@ from langevin.studies.report.page import (
     Section,
     Table,
 )
-from langevin.studies.results import COSTS, TO_MATCH, ArmResult, Contrast, Key, PartResult, Results
-from langevin.studies.numbers import NOTHING, amount, counted, interval, number, sentence_case
+from langevin.studies.results import COSTS, TO_MATCH, Answer, ArmResult, Contrast, Key, PartResult, Results
 
 LONGEST_SAMPLE = 3000
 ROWS_BESIDE = 10
@@ -98,7 +98,7 @@ def _sections(results: Results, drawn: Mapping[str, list[Chart]]) -> Iterator[Se
     )
     if done:
         yield Section("judged", "Judged contrasts", [_judged(results)], _family(results))
-        yield Section("claims", "Published claims", [_claims(results)])
+        yield Section("claims", "Published claims", [claims_table(results.answers)])
         yield Section("metrics", "Other metrics", [_others(results)], OTHERS)
     yield Section("curves", "Learning curves", curves)
     if done:
@@ -154,9 +154,9 @@ def _contrast(
 def main_table(results: Results) -> Table:
     """The primary metric with its paired difference, and beside it what each arm costs."""
     metric = results.primary
-    means = words.common_spread([_ends(arm.estimate(metric)) for _, arm in _rows(results)])
+    means = numbers.common_spread([_ends(arm.estimate(metric)) for _, arm in _rows(results)])
     own = [c for c in results.contrasts if c.key.metric == metric.name and c.key.place == "best"]
-    spread = words.common_spread([(c.low, c.high) for c in own])
+    spread = numbers.common_spread([(c.low, c.high) for c in own])
     shown = [name for name in ("parameters", "time_ratio", "peak_memory_bytes") if _measured(results, name)]
 
     def cells(part: PartResult, arm: ArmResult) -> list[Cell | None]:
@@ -168,12 +168,12 @@ def main_table(results: Results) -> Table:
             p = (
                 None
                 if found.p_adjusted is None
-                else Cell(words.probability(found.p_adjusted), found.p_adjusted)
+                else Cell(numbers.probability(found.p_adjusted), found.p_adjusted)
             )
             judged = [difference(results, found, spread), p, _state(results, found)]
         return [_mean(arm, metric, means), *judged, *(_cost(arm.cost(name)) for name in shown)]
 
-    against = words.listed(dict.fromkeys(part.reference.name for part in results.parts))
+    against = numbers.listed(dict.fromkeys(part.reference.name for part in results.parts))
     columns = [
         Column(metric.label, _unit(metric)),
         Column(f"difference to {against}", metric.unit),
@@ -209,9 +209,9 @@ def difference(results: Results, contrast: Contrast, spread: float | None = None
         return Cell("diverged" if contrast.pairs else NOTHING, kind="quiet")
     if contrast.key.metric == TO_MATCH or contrast.key.place == "trend":
         ends = [None if end is None else 100 * end for end in (low, high)]
-        wide = words.half_width(*ends)
+        wide = numbers.half_width(*ends)
         return Cell(f"{number(100 * value, wide, sign=True)} %", value, interval(*ends, sign=True))
-    wide = spread or words.half_width(low, high)
+    wide = spread or numbers.half_width(low, high)
     return Cell(number(value, wide, sign=True), value, interval(low, high, sign=True, spread=wide))
 
 
@@ -246,7 +246,7 @@ def _cost(row: Row | None) -> Cell | None:
         return None
     unit = "B" if row.metric.endswith("_bytes") else ""
     large = abs(row.value) >= 1000
-    shown = amount(row.value, unit) if large else number(row.value, words.half_width(row.low, row.high))
+    shown = amount(row.value, unit) if large else number(row.value, numbers.half_width(row.low, row.high))
     ends = interval(row.low, row.high)
     if large and row.low is not None and row.high is not None:
         ends = f"[{amount(row.low, unit)}, {amount(row.high, unit)}]"
@@ -266,8 +266,8 @@ def _judged(results: Results) -> Table:
         [
             words.contrast_in_words(results, c),
             str(c.pairs),
-            words.probability(c.p),
-            words.probability(c.p_adjusted),
+            numbers.probability(c.p),
+            numbers.probability(c.p_adjusted),
         ]
         for c in results.judged
     ]
@@ -288,7 +288,7 @@ def _family(results: Results) -> str:
     )
 
 
-def _claims(results: Results) -> Table:
+def claims_table(answers: Sequence[Answer]) -> Table:
     heads = ["claim", "published", "direction", "ours"]
     rows = [
         [
@@ -297,7 +297,7 @@ def _claims(results: Results) -> Table:
             answer.direction,
             answer.ours,
         ]
-        for answer in results.answers
+        for answer in answers
     ]
     columns = [Column(head, kind="left" if head == "direction" else "words") for head in heads]
     return Table("Published claims and what was seen", columns, rows, sortable=False)
@@ -312,7 +312,7 @@ def _others(results: Results) -> Table:
             found = _contrast(results, part, arm, metric.name)
             told = found and difference(results, found)
             under = [f"{told.shown} {told.aside}"] if told else []
-            made.append(_mean(arm, metric, words.half_width(*_ends(arm.estimate(metric))), under))
+            made.append(_mean(arm, metric, numbers.half_width(*_ends(arm.estimate(metric))), under))
         return made
 
     return _by_arm(results, "The other metrics", [Column(m.label, _unit(m)) for m in shown], cells)
