@@ -49,9 +49,9 @@ def test_the_intervals_cover_normal_differences_as_often_as_they_say(seeds):
 @pytest.mark.parametrize("values", [[0.999, 0.98, 1.0, 0.999], [0.001, 0.0, 0.02], [0.4, 0.5, 0.6]])
 def test_an_interval_of_fractions_stays_between_0_and_1(values):
     """C9: t intervals of bounded metrics left their range."""
-    found = estimate(values, bounded=True)
+    found = estimate(values, scale="log odds")
     assert 0 < found.low < found.mean < found.high < 1
-    plain = estimate([0.49, 0.5, 0.51]), estimate([0.49, 0.5, 0.51], bounded=True)
+    plain = estimate([0.49, 0.5, 0.51]), estimate([0.49, 0.5, 0.51], scale="log odds")
     assert plain[0].low == pytest.approx(plain[1].low, abs=1e-4)
 
 
