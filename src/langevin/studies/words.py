@@ -45,8 +45,10 @@ def contrast_in_words(results: Results, contrast: Contrast) -> str:
     if contrast.state == "as good":
         margin = with_unit(results.margin or 0.0, results.primary)
         return f"{arm} is as good as {against} within {margin}: {seen}."
+    hypotheses = len(results.judged)
     ending = {
-        "does not survive": f"; this does not survive {counted(len(results.judged), 'contrast')}",
+        "does not survive": "; this does not survive "
+        + (counted(hypotheses, "contrast") if hypotheses > 1 else "the exact test"),
         "not confirmed": ", not confirmed",
         "not proven": "; an upper bound above an exact loss proves nothing",
         "too few": f"; {counted(contrast.pairs, 'pair')} of seeds cannot confirm anything",
@@ -153,10 +155,9 @@ def _answer(plan: Plan, results: Results, primary: list[Contrast]) -> str:
     if good:
         most = max(good, key=lambda c: abs(c.relative or 0))
         how = "better than" if state["better"] else f"lower in {label} than"
-        first = [
-            f"{_named(good)} {_verb(good)} {how} {reference}{_most(good, most)}{_by(results, most)}",
-            f"{len(good)} of {len(primary)} are {how} {reference}, most {arm_of(most)}{_by(results, most)}",
-        ]
+        said, size = f"{_verb(good)} {how} {reference}", f"{_most(good, most)}{_by(results, most)}"
+        share = f"{len(good)} of {len(primary)}"
+        first = [f"{_named(good)} {said}{size}", f"{share} {said}{size}", f"{share} {said}"]
     else:
         same = [c for c in primary if c.state == "as good"]
         none = f"No arm is {'better than' if not state['higher'] else f'lower in {label} than'} {reference}"
