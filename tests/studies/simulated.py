@@ -25,7 +25,9 @@ def plan_of(arms: int | Sequence[str], seeds: int = 0, parts: int = 1, **options
     return Plan(tuple(Part(tuple(names), {}, name) for name in named), tuple(range(seeds)), **options)
 
 
-def run_of(seed: int, value: float | None, metric: str = "nll", kind: Kind = "exact", **more: Any) -> RunResult:
+def run_of(
+    seed: int, value: float | None, metric: str = "nll", kind: Kind = "exact", **more: Any
+) -> RunResult:
     if value is MISSING:
         return RunResult(seed)
     if math.isinf(value):

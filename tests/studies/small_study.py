@@ -82,5 +82,7 @@ def _without(value: Any, others: tuple[str, ...]) -> Any:
     if isinstance(value, dict):
         return {k: _without(v, others) for k, v in value.items() if k not in others}
     if isinstance(value, list):
-        return [_without(v, others) for v in value if not (isinstance(v, dict) and v.get("metric") in TIMES)]
+        return [
+            _without(v, others) for v in value if not (isinstance(v, dict) and v.get("metric") in TIMES)
+        ]
     return value

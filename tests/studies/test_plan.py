@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import yaml
+from langevin.studies.runner import compare
 from small_study import flags, plan, results_in, settings, timeless
 
 from langevin import cli
 from langevin.errors import UsageError
 from langevin.studies.plan import FILE, Arm, Plan, read_arms, read_plan
-from langevin.studies.runner import compare
 
 
 def test_another_plan_on_the_same_folder_is_refused_with_the_first_difference(made):

@@ -49,7 +49,9 @@ def test_an_effect_of_two_standard_deviations_is_named_with_the_default_number_o
     for _ in range(100):
         results = concluded(plan, normal_parts(rng, plan, effect=2 * way), FACTS, "")
         found = results.contrast(key).state == said
-        assert found == (re.search(rf"\bm1 is {said} than m0|m1 at part 0 is {said}", words_of(results)) is not None)
+        assert found == (
+            re.search(rf"\bm1 is {said} than m0|m1 at part 0 is {said}", words_of(results)) is not None
+        )
         named += found
     assert named >= 75
 
@@ -67,7 +69,9 @@ def test_seeds_added_one_by_one_make_no_more_wrong_findings(looks, monkeypatch):
         whole, facts, said = normal_parts(rng, most), FACTS, []
         for plan in grown:
             parts = tuple(first(part, len(plan.seeds)) for part in whole)
-            monkeypatch.setattr(compare, "collect", lambda p, f, now, *rest, x=parts: concluded(p, x, now, ""))
+            monkeypatch.setattr(
+                compare, "collect", lambda p, f, now, *rest, x=parts: concluded(p, x, now, "")
+            )
             study = compare._Study(plan, None, facts, {}, Display(quiet=True))
             results = study.conclude()
             facts = study.facts
