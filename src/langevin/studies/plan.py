@@ -20,7 +20,8 @@ import yaml
 
 from langevin.errors import UsageError, unknown
 from langevin.evaluation.rows import Metric
-from langevin.runs.files import write_text
+from langevin.objectives import OBJECTIVES
+from langevin.runs.files import misfit, write_text
 from langevin.settings import TrainConfig, check_type, parse_yaml, read_yaml
 from langevin.studies.inference import least_seeds
 from langevin.studies.results import TO_MATCH, Key, Look, Place
@@ -170,6 +171,9 @@ class Plan:
         put("metrics", tuple(dict.fromkeys((self.primary, *(self.metrics or usual)))))
         for part in self.parts:
             self._check(part)
+        for claim in self.claims:
+            if claim.part not in ("", *(part.name for part in self.parts)):
+                raise unknown("part in a claim", claim.part, [part.name for part in self.parts])
         if self.looks and (sorted(set(self.looks)) != list(self.looks) or self.looks[0] < 1):
             raise UsageError(
                 f"looks {list(self.looks)} must grow", "Write numbers of seeds: --looks 7,10,14."
@@ -195,7 +199,7 @@ class Plan:
             )
         _check_arms(part.read_arms)
         for arm in part.read_arms:
-            self.config(part, arm, 0)
+            OBJECTIVES.parse(self.config(part, arm, 0).objective)
         names = [arm.name for arm in part.read_arms][1:]
         for claim in self.claims:
             for name in (claim.arm, claim.against or "*"):
@@ -343,8 +347,13 @@ def begun(folder: Path) -> dict[str, Any] | None:
             raise UsageError(f"{folder} holds something else ({others[0]})", "Choose another --out.")
         return None
     values = read_yaml(path)
-    if not isinstance(values, dict) or not {"plan", "data", "commands"} <= values.keys():
-        raise UsageError(f"{path} is not a plan that can be read", "Choose another --out.")
+    problem = misfit(values, {"plan": dict, "data": dict, "commands": [str]})
+    problem = problem or misfit(values.get("looks", []), [{"seeds": [int], "missing": [list]}], "looks")
+    missing = [] if problem else [run for look in values.get("looks", []) for run in look["missing"]]
+    if any(len(run) != 3 for run in missing):
+        problem = "looks: a missing run is a part, an arm and a seed"
+    if problem is not None:
+        raise UsageError(f"{path} is not a plan that can be read: {problem}", "Choose another --out.")
     made(Plan, values["plan"], str(path))
     return values
 
