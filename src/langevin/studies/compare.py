@@ -10,14 +10,14 @@ on elsewhere. The same call with more seeds adds them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from langevin.environment import pick_device
-from langevin.errors import WorkError
+from langevin.errors import UsageError, WorkError, one_line
 from langevin.evaluation.rows import Row
 from langevin.models import pretrained
 from langevin.runs.files import read_json
@@ -40,7 +40,11 @@ from langevin.studies.results import (
 from langevin.tasks import TASKS
 from langevin.training.signals import heeding_signals
 
-RECORD = {"seed": int, "status": str, "rows": list, "curve": list, "examples": list}
+ROW = {"metric": str, "value": float, "kind": str, "at": dict}
+POINT = {"step": int, "amount": int, "loss": float}
+RECORD = {"seed": int, "status": ("done", "diverged"), "rows": [ROW], "curve": [POINT], "examples": [float]}
+REMEDY = "Delete it, and start again."
+Made = TypeVar("Made")
 SHARE_OF_TIME = 0.05  # that may go into pages while runs go on
 
 
@@ -179,11 +183,11 @@ def collect(
         plan = replace(plan, primary=primary, margin=None, claims=())
     parts = []
     for part in plan.parts:
-        costs = read_json(_place(plan, folder, part) / "costs.json", {str: list}, optional=True) or {}
+        costs = _read(_place(plan, folder, part) / "costs.json", {str: [ROW]}, _rows_by_name) or {}
         arms = []
         for arm in part.read_arms:
             known = (sizes or {}).get((part.name, arm.name), [])
-            rows = tuple(Row(**row) for row in costs.get(arm.name, [])) or tuple(known)
+            rows = costs.get(arm.name) or tuple(known)
             runs = tuple(
                 _run_result(_run_folder(plan, folder, part, arm, seed), seed) for seed in plan.seeds
             )
@@ -302,13 +306,24 @@ def _trial_folder(plan: Plan, folder: Path, part: Part, arm: Arm, rate: float) -
 
 
 def _run_result(folder: Path, seed: int) -> RunResult:
-    remedy = "Delete it, and start again."
-    record = read_json(folder / "done.json", RECORD, remedy, optional=True)
+    record = _read(folder / "done.json", RECORD, RunResult.of)
     if record is not None:
-        record.pop("said", None)
-        return RunResult.of(record)
-    failure = read_json(folder / "done-failed.json", {"error": str}, remedy, optional=True)
+        return record
+    failure = read_json(folder / "done-failed.json", {"error": str}, REMEDY, optional=True)
     return RunResult(seed, "failed", failure["error"]) if failure else RunResult(seed)
+
+
+def _rows_by_name(values: dict[str, Any]) -> dict[str, tuple[Row, ...]]:
+    return {name: tuple(Row(**row) for row in rows) for name, rows in values.items()}
+
+
+def _read(path: Path, shape: Any, made: Callable[[Any], Made]) -> Made | None:
+    """What was made of the JSON in a file; None where there is none."""
+    values = read_json(path, shape, REMEDY, optional=True)
+    try:
+        return None if values is None else made(values)
+    except TypeError as error:
+        raise UsageError(f"{path} is damaged: {one_line(error)}", REMEDY) from error
 
 
 def _label(part: Part, arm: Arm, what: str) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Protocol
 
-from langevin.errors import UsageError, one_line
+from langevin.errors import UsageError, WorkError, one_line
 from langevin.runs.files import write_json
 
 TICK = 0.5  # seconds between looks at the running jobs
@@ -74,9 +74,9 @@ def execute(job: Job) -> Outcome:
     if job.done:
         return Outcome("done")
     try:
+        job.failure.unlink(missing_ok=True)
         record = job.work(**job.arguments)
         write_json(job.output, record)
-        job.failure.unlink(missing_ok=True)
     except Stopped:
         return Outcome("stopped")
     except Exception as error:
@@ -87,7 +87,8 @@ def execute(job: Job) -> Outcome:
 
 
 def failed(job: Job, why: str) -> Outcome:
-    with suppress(OSError):  # a full disk is told, too
+    with suppress(OSError, WorkError):  # a full disk is told, too
+        job.failure.parent.mkdir(parents=True, exist_ok=True)
         write_json(job.failure, {"error": why})
     return Outcome("failed", why)
 

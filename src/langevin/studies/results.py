@@ -70,7 +70,8 @@ class RunResult:
         """From the JSON of a finished run."""
         rows = tuple(Row(**row) for row in record["rows"])
         curve = tuple(Point(**point) for point in record["curve"])
-        return RunResult(**{**record, "rows": rows, "curve": curve, "examples": tuple(record["examples"])})
+        kept = {key: value for key, value in record.items() if key != "said"}
+        return RunResult(**{**kept, "rows": rows, "curve": curve, "examples": tuple(record["examples"])})
 
     @property
     def ended(self) -> bool:

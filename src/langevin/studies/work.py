@@ -22,7 +22,7 @@ from langevin.evaluation.runs import evaluate
 from langevin.evaluation.runs import measured as evaluate_model
 from langevin.models.convert import from_pretrained
 from langevin.models.cost import flops_of
-from langevin.runs import load
+from langevin.runs import Run, load
 from langevin.sampling.ar import Request, Sampling
 from langevin.settings import TrainConfig
 from langevin.studies.inference import estimate
@@ -36,6 +36,7 @@ SAMPLE_PROMPT, SAMPLE_TOKENS = 12, 60
 EVALUATED = "evaluated"  # where training keeps the model of every evaluation, if asked to
 ENVIRONMENT = ("langevin", "python", "torch", "transformers", "system", "device", "threads", "commit")
 MODELS = 1000  # that one process may compile: each arm once
+STILL = 1e-9  # a learning rate at which no arm diverges while it is timed
 ROUNDS, SECONDS = 7, 0.2  # of timing: how often, and how long an arm's turn is
 
 
@@ -43,7 +44,7 @@ def run(config: TrainConfig, folder: Path, threads: int, test_tokens: int, along
     """Train a run, or go on with it, and measure it: the record of a RunResult. along: the models on the
     way are measured as well, and not kept."""
     trouble = _train(replace(config, keep_evaluated=along), folder, threads)
-    found = load(folder)
+    found = load(folder) if trouble is None else Run(folder, config)  # which may hold no model yet
     curve = curve_of(found)
     record = RunResult(config.seed, curve=curve, environment=environment_of(found))
     if trouble is not None:
@@ -145,7 +146,8 @@ def time_arms(configs: dict[str, TrainConfig], threads: int) -> dict[str, Any]:
     first = next(iter(configs.values()))
     device, data = pick_device(first.device), TASKS.parse(first.task).prepare(first)
     found = {name: sizes(config, data) for name, config in configs.items()}
-    turns = in_turns(configs, data, device, ROUNDS, SECONDS)
+    still = {name: replace(config, lr=STILL, muon_lr=STILL) for name, config in configs.items()}
+    turns = in_turns(still, data, device, ROUNDS, SECONDS)
     base = next(iter(turns.values())).seconds
     for name, turn in turns.items():
         pace = turn.a_step / statistics.median(turn.seconds)
