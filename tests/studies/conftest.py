@@ -1,13 +1,17 @@
-"""What tests of studies share: a cache of their own, and a finished comparison."""
+"""What tests of studies share: a cache of their own, short timings, and a finished comparison."""
 
 import pytest
 from small_study import compared, plan
+
+from langevin.studies import work
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LANGEVIN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(work, "ROUNDS", 2)
+        patch.setattr(work, "SECONDS", 0.005)
         yield
 
 

@@ -1,52 +1,82 @@
-"""langevin compare: equal terms, one folder, results that say what was done."""
+"""langevin compare: equal terms, one folder, and an end that is the same whatever happened on the way."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import os
+import random
 import shutil
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from langevin.studies.collect import matched_loss, tokens_to, unmatched
-from langevin.studies.runner import compare, run_jobs
-from small_study import flags, plan, results_in, timeless
+from small_study import arms_in, compared, flags, plan, results_in, text_in, timeless
 
 from langevin import cli
-from langevin.errors import UsageError
+from langevin.errors import UsageError, WorkError
 from langevin.runs import load
-from langevin.studies import terms, work
-from langevin.studies.plan import FILE, Arm, read_arms, read_plan
+from langevin.runs.folder import Lock
+from langevin.studies import compare, jobs, terms, work
+from langevin.studies.plan import FILE, read_plan
+from langevin.studies.results import Key
 from langevin.tasks import TASKS
-from langevin.training import start
+from langevin.training import loop
+from models.tiny_models import tiny
 
 
-def test_every_arm_has_a_run_for_every_seed_with_its_metrics_and_costs(made):
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """A finished comparison with one seed."""
+    home = tmp_path_factory.mktemp("single")
+    compared(plan(home, seeds=(0,)), home / "cmp")
+    return home
+
+
+# What is in it
+
+
+def test_every_arm_has_a_run_for_every_seed_with_rows_curve_and_costs(made):
     results, folder = made
-    assert [arm["name"] for arm in results["arms"]] == ["softmax", "again", "ssmax"]
-    for arm in results["arms"]:
-        assert [run["seed"] for run in arm["runs"]] == [0, 1]
-        for run in arm["runs"]:
-            assert run["status"] == "done"
-            assert {"nll", "perplexity", "accuracy", "ece", "scaled_ece", "brier"} <= run["values"].keys()
-            assert run["cost"]["tokens"] == 12 * 4 * 16
-            assert run["cost"]["decode_ms_per_token"] > 0
-            assert len(run["curve"]) == 3
-            assert run["sample"]["prompt"]
-            assert (folder / run["path"] / "done.json").is_file()
-        assert arm["summary"]["nll"]["n"] == 2
-        assert arm["state_bytes"] == 2 * 16 * 16 * 4  # keys and values, 16 tokens of 16 floats
+    (part,) = results.parts
+    assert [arm.name for arm in part.arms] == ["softmax", "again", "ssmax"]
+    for arm in part.arms:
+        assert [run.seed for run in arm.runs] == [0, 1]
+        for run in arm.runs:
+            assert run.status == "done"
+            assert all(run.value(metric.name) is not None for metric in results.metrics)
+            assert [point.amount for point in run.curve] == [4 * 64, 8 * 64]
+            assert run.details["sample"]["prompt"]
+        costs = {row.metric: row for row in arm.costs}
+        assert {row.kind for row in arm.costs} == {"cost"}
+        assert costs["state_bytes"].value == 2 * 16 * 16 * 4  # keys and values, 16 tokens of 16 floats
+        assert costs["parameters"].value > 7000
+        assert (folder / arm.name / "seed-0" / "done.json").is_file()
+    assert results.unit == "tokens"
+
+
+def test_costs_that_are_times_come_in_turns_with_an_interval(made):
+    """C8: costs were bare point ratios."""
+    results, _ = made
+    softmax, again, _ = results.parts[0].arms
+    for name in ("time_ratio", "decode_ratio"):
+        row = again.cost(name)
+        assert row.low < row.value < row.high
+        assert softmax.cost(name).value == 1
+    told = " ".join([results.verdict.answer, results.verdict.sure, *results.verdict.more])
+    assert "tokens/s" not in told
 
 
 def test_an_arm_under_another_name_has_the_same_results(made):
     results, _ = made
-    first, again, other = results["arms"]
-    for mine, same, else_ in zip(first["runs"], again["runs"], other["runs"], strict=True):
-        assert mine["values"] == same["values"]
-        assert mine["values"] != else_["values"]
-    row = next(r for r in results["comparisons"] if r["arm"] == "again" and r["metric"] == "nll")
-    assert row["difference"] == 0
+    first, again, other = results.parts[0].arms
+    for mine, same, else_ in zip(first.runs, again.runs, other.runs, strict=True):
+        assert mine.rows == same.rows
+        assert mine.rows != else_.rows
+    found = results.contrast(Key("", "again", "nll"))
+    assert (found.difference, found.p) == (0, 1)
 
 
 def test_arms_see_the_same_data_order_and_the_same_budget(made):
@@ -55,157 +85,177 @@ def test_arms_see_the_same_data_order_and_the_same_budget(made):
     assert len({replace(config, mixer="softmax") for config in configs}) == 1
 
 
-def test_two_seeds_are_too_few_for_a_verdict(made):
-    results, _ = made
-    assert {row["verdict"] for row in results["comparisons"]} == {"too few seeds"}
-    assert not any("significant" in sentence for sentence in results["verdict"])
-
-
-def test_the_folder_holds_the_plan_and_the_report(made):
+def test_results_json_is_the_results(made):
     results, folder = made
-    assert read_plan(folder / FILE)[0].arms == read_arms(("softmax", "again=softmax", "ssmax"))
-    assert results_in(folder)["verdict"] == results["verdict"]
+    written = results_in(folder)
+    assert written["verdict"]["answer"] == results.verdict.answer
+    assert written["seeds"] == [0, 1]
+    assert [m["name"] for m in written["metrics"]] == [m.name for m in results.metrics]
+    assert len(written["contrasts"]) == len(results.contrasts)
+    assert written["exploratory"] == ""
+    assert read_plan(folder)[0].parts[0].arms == ("softmax", "again=softmax", "ssmax")
     assert (folder / "report.html").is_file()
 
 
-def test_the_results_hold_the_command_that_makes_them(made):
-    results, _ = made
-    command = results["commands"][0]
-    assert command.startswith("langevin compare softmax again=softmax ssmax --data ")
-    assert "--seeds 0-1" in command
-    assert "--steps 12" in command
+def test_too_few_seeds_are_not_judged_and_the_look_is_free(made):
+    results, folder = made
+    assert results.verdict.answer == "Cannot be judged: 2 seeds cannot confirm any difference; 8 would do."
+    assert "looks" not in read_plan(folder)[1]
 
 
 def test_a_finished_comparison_is_only_read_again(made, monkeypatch):
     _, folder = made
-    before = timeless(folder)
-    monkeypatch.setattr("langevin.training.start.prepared", lambda *a, **k: pytest.fail("it trained again"))
-    compare(plan(folder.parent, "softmax", "again=softmax", "ssmax"), folder, workers=0, quiet=True)
-    assert timeless(folder) == before
+    before = (folder / "results.json").read_bytes()
+    monkeypatch.setattr(jobs, "execute", lambda job: pytest.fail("it worked again"))
+    compared(plan(folder.parent, "softmax", "again=softmax", "ssmax"), folder)
+    assert (folder / "results.json").read_bytes() == before
 
 
-def test_runs_that_were_made_elsewhere_are_told(tmp_path):
-    compare(plan(tmp_path, seeds=(0,)), tmp_path / "cmp", workers=0, quiet=True)
-    for file in (tmp_path / "cmp").glob("*/seed-0/environment.json"):
-        file.write_text(json.dumps([{**json.loads(file.read_text())[0], "torch": "1.0"}]))
-    results = compare(plan(tmp_path, seeds=(0, 1)), tmp_path / "cmp", workers=0, quiet=True)
-    now = json.loads((tmp_path / "cmp" / "softmax" / "seed-1" / "environment.json").read_text())[0]["torch"]
-    told = [s for s in results["not_controlled"] if "different conditions" in s]
-    assert told == [f"Runs were made under different conditions: torch 1.0 and {now}."]
+# Arms and terms
 
 
-def test_the_matched_loss_is_reached_by_all_and_tokens_are_interpolated():
-    def arm(*losses):
-        curve = [{"tokens": 100 * (i + 1), "split": "valid", "loss": x} for i, x in enumerate(losses)]
-        best = {"valid_loss": min(losses)}
-        return {"runs": [{"status": "done", "best": best, "curve": curve}]}
-
-    arms = [arm(4.0, 2.0, 1.0), arm(3.0, 2.5, 1.5)]
-    assert matched_loss(arms) == 1.5
-    assert tokens_to(arms[0]["runs"][0]["curve"], 1.5) == 250
-    assert tokens_to(arms[1]["runs"][0]["curve"], 1.5) == 300
-    assert tokens_to(arms[1]["runs"][0]["curve"], 3.5) == 100  # below it from the start
-    assert tokens_to(arms[1]["runs"][0]["curve"], 1.0) is None
-
-
-def test_metrics_at_the_matched_loss_come_from_the_models_kept_on_the_way(tmp_path):
-    one = plan(tmp_path, seeds=(0,), shape={"keep_evaluated": True})
-    results = compare(one, tmp_path / "cmp", workers=0, quiet=True)
-    runs = [arm["runs"][0] for arm in results["arms"]]
-    assert results["matched_loss"] == max(run["best"]["valid_loss"] for run in runs)
-    worst = max(runs, key=lambda run: run["best"]["valid_loss"])
-    assert worst["matched"]["nll"] == pytest.approx(worst["values"]["nll"], rel=1e-6)
-    other = min(runs, key=lambda run: run["best"]["valid_loss"])
-    assert other["matched"]["nll"] > other["values"]["nll"]
-    assert other["matched"]["tokens_to_match"] < other["cost"]["tokens"]
+def test_arms_can_differ_in_anything_that_training_takes(tmp_path):
+    """C13: arms were mixers only."""
+    one = plan(tmp_path, "softmax", "narrow=ssmax, mlp_width=8, lr=1e-2", seeds=(0,))
+    results = compared(one, tmp_path / "cmp")
+    config = load(tmp_path / "cmp" / "narrow" / "seed-0").config
+    assert (config.mixer, config.mlp_width, config.lr) == ("ssmax", 8, 1e-2)
+    lines = " ".join(results.not_controlled)
+    assert "Settings of their own besides the mixer: narrow (mlp_width 8, lr 0.01)." in lines
+    assert "not the same parameters: narrow" in lines
 
 
 def test_tuning_gives_every_arm_the_same_trials_and_takes_the_best_on_validation(tmp_path):
-    one = plan(tmp_path, seeds=(0,), tune="lr", trials=3)
-    assert one.learning_rates() == [5e-4, 1e-3, 2e-3]
-    results = compare(one, tmp_path / "cmp", workers=0, quiet=True)
-    for arm in results["arms"]:
-        assert [trial["lr"] for trial in arm["tuning"]] == [5e-4, 1e-3, 2e-3]
-        best = min(arm["tuning"], key=lambda trial: trial["valid_loss"])
-        assert arm["changes"] == {"lr": best["lr"]}
-        config = load(tmp_path / "cmp" / arm["runs"][0]["path"]).config
-        assert config.lr == best["lr"]
-        trial = load(tmp_path / "cmp" / arm["name"] / "tune" / f"lr-{best['lr']:g}").config
-        assert trial.seed not in one.seeds
+    arms = ("softmax", "heat(t=0.28)")
+    one = plan(tmp_path, *arms, seeds=(0,), tune="lr", trials=2, trial_tokens=256)
+    results = compared(one, tmp_path / "cmp")
+    for arm in results.parts[0].arms:
+        assert arm.name in arms
+        assert [trial.lr for trial in arm.tuning] == [1e-3, 2e-3]
+        best = min(arm.tuning, key=lambda trial: trial.loss)
+        assert arm.settings["lr"] == best.lr
+    run = load(tmp_path / "cmp" / "heat-t-0.28" / "seed-0")
+    assert run.config.lr == results.parts[0].arms[1].settings["lr"]
+    trial = load(tmp_path / "cmp" / "softmax" / "tune" / "lr-0.002").config
+    assert trial.seed not in one.seeds
+    assert (trial.tokens, trial.steps) == (256, None)
+    assert any("one seed that is not judged" in line for line in results.not_controlled)
+    assert timeless(tmp_path / "cmp") == again(one, tmp_path / "cmp")
 
 
-def test_a_learning_rate_at_the_edge_of_those_tried_is_told(tmp_path):
-    one = plan(tmp_path, seeds=(0,), tune="lr", trials=2, shape={"lr": 1e-4})
-    results = compare(one, tmp_path / "cmp", workers=0, quiet=True)
-    told = [sentence for sentence in results["not_controlled"] if "is the largest tried" in sentence]
-    assert len(told) == 2
+def again(one, folder):
+    compared(one, folder)
+    return timeless(folder)
 
 
-def test_a_trial_that_succeeds_later_does_not_change_what_runs_were_trained_with(tmp_path, monkeypatch):
-    one = plan(tmp_path, seeds=(0,), tune="lr", trials=3)
-    whole = start.prepared
+def test_a_trial_that_diverges_does_not_fail_the_study(tmp_path):
+    """C10: one diverged tuning trial made compare exit 1 for ever."""
+    wild = "wild=ssmax, lr=1e15"
+    one = plan(tmp_path, "softmax", wild, seeds=(0,), tune="lr", trials=1, shape=DIVERGING)
+    results = compared(one, tmp_path / "cmp")
+    first, second = results.parts[0].arms
+    assert first.tuning[0].loss > 0
+    assert second.tuning[0].loss is None
+    assert second.settings["lr"] == 1e15  # all diverged: it keeps its own
+    assert [arm.runs[0].status for arm in (first, second)] == ["done", "diverged"]
+
+
+DIVERGING = {"clip": 1e9, "max_bad_steps": 2}
+
+
+def test_a_trial_that_fails_is_told_and_tried_again(tmp_path, monkeypatch):
+    one = plan(tmp_path, seeds=(0,), tune="lr", trials=1)
+    whole = work.prepared
 
     def fails(config, *rest, **more):
-        if config.lr == 2e-3 and config.mixer == "softmax":
+        if config.mixer == "ssmax":
             raise RuntimeError("out of memory")
         return whole(config, *rest, **more)
 
-    monkeypatch.setattr(start, "prepared", fails)
-    first = compare(one, tmp_path / "cmp", workers=0, quiet=True)
-    assert [trial["valid_loss"] is None for trial in first["arms"][0]["tuning"]] == [False, False, True]
-    assert any("Trials of softmax that failed" in sentence for sentence in first["not_controlled"])
-    monkeypatch.setattr(start, "prepared", whole)
-    again = compare(one, tmp_path / "cmp", workers=0, quiet=True)
-    assert again["arms"][0]["changes"] == first["arms"][0]["changes"]
-    config = load(tmp_path / "cmp" / again["arms"][0]["runs"][0]["path"]).config
-    assert config.lr == again["arms"][0]["changes"]["lr"]
-
-
-@pytest.mark.parametrize(
-    ("file", "text"), [("done.json", "{}"), ("done.json", "[1]"), ("done.json", '{"a')]
-)
-def test_a_damaged_record_is_refused_in_one_line(file, text, tmp_path):
-    one = plan(tmp_path, seeds=(0,))
-    compare(one, tmp_path / "cmp", workers=0, quiet=True)
-    (tmp_path / "cmp" / "ssmax" / "seed-0" / file).write_text(text)
-    with pytest.raises(UsageError, match=file):
-        compare(one, tmp_path / "cmp", workers=0, quiet=True)
+    monkeypatch.setattr(work, "prepared", fails)
+    with pytest.raises(WorkError, match=r"1 of 2 trials failed: ssmax lr 0\.001"):
+        compared(one, tmp_path / "cmp")
+    monkeypatch.setattr(work, "prepared", whole)
+    assert compared(one, tmp_path / "cmp").finished
 
 
 def test_differences_in_parameters_are_told_and_can_be_made_equal(tmp_path):
-    unequal = plan(tmp_path, "softmax", "neighbor", shape={"width": 32})
-    data = TASKS.parse("lm").prepare(unequal.settings)
-    assert terms.unequal(terms.sizes(unequal, data))[0].startswith("neighbor has")
-    equal = terms.equalised(replace(unequal, equalise=True), data)
-    assert equal.arms[0].changes == {}
-    assert equal.arms[1].changes.keys() == {"mlp_width"}
-    assert terms.unequal(terms.sizes(equal, data)) == []
+    arms = ("softmax", "neighbor(iters=2)")
+    one = plan(tmp_path, *arms, seeds=(0,), shape={"width": 32}, equalise=True)
+    results = compared(one, tmp_path / "cmp")
+    first, second = results.parts[0].arms
+    assert second.name == "neighbor(iters=2)"
+    assert second.settings.keys() == {"mixer", "mlp_width"}
+    assert second.cost("parameters").value == pytest.approx(first.cost("parameters").value, rel=0.01)
+    assert not any("not the same parameters" in line for line in results.not_controlled)
+    assert timeless(tmp_path / "cmp") == again(one, tmp_path / "cmp")
 
 
 def test_arms_that_cannot_be_made_equal_are_refused(tmp_path):
-    small = plan(tmp_path, "softmax", "neighbor", shape={"width": 16, "heads": 4, "mlp_width": 2})
+    shape = {"width": 16, "heads": 4, "mlp_width": 2}
+    small = plan(tmp_path, "softmax", "neighbor", shape=shape, equalise=True)
     with pytest.raises(UsageError, match="no width brings neighbor within 1 %"):
-        terms.equalised(replace(small, equalise=True), TASKS.parse("lm").prepare(small.settings))
+        terms.equalised(small, [TASKS.parse("lm").prepare(small.parts[0].config)])
 
 
-def test_a_run_that_cannot_be_measured_at_the_matched_loss_is_told_and_tried_again(tmp_path, monkeypatch):
-    one = plan(tmp_path, seeds=(0,), shape={"keep_evaluated": True})
-    whole = work.measured_at
+def test_a_cpu_takes_a_run_a_core(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
 
-    def fails(run, *rest):
-        if run.config.mixer == "ssmax":
-            raise RuntimeError("out of memory")
-        return whole(run, *rest)
+    def workers(plan_, asked=None):
+        sizes = {("", arm.name): [] for arm in plan_.parts[0].read_arms}
+        return terms.workers_for(plan_, sizes, [], "cpu", asked)
 
-    monkeypatch.setattr(work, "measured_at", fails)
-    first = compare(one, tmp_path / "cmp", workers=0, quiet=True)
-    assert unmatched(first) == [("ssmax", 0)]
-    assert "ssmax seed 0 could not be measured at the matched loss." in first["not_controlled"]
-    monkeypatch.setattr(work, "measured_at", whole)
-    assert unmatched(compare(one, tmp_path / "cmp", workers=0, quiet=True)) == []
+    assert workers(plan(tmp_path)) == 4  # as many as there are runs
+    assert workers(plan(tmp_path, seeds=tuple(range(9)))) == 8
+    assert workers(plan(tmp_path), 3) == 3
 
 
-def test_a_failed_run_is_told_and_does_not_sink_the_others(tmp_path, monkeypatch, capsys):
+def test_metrics_at_a_matched_loss_come_from_models_on_the_way_that_are_not_kept(tmp_path):
+    """C1: per pair of arms."""
+    results = compared(plan(tmp_path, seeds=(0,), along=True), tmp_path / "cmp")
+    runs = [arm.runs[0] for arm in results.parts[0].arms]
+    assert [row.at for run in runs for row in run.rows if row.metric == "nll"] == [
+        {},
+        {"step": 4},
+        {"step": 8},
+    ] * 2
+    worst, best = sorted(runs, key=lambda run: -run.best.loss)
+    assert worst.value_at("nll", worst.best.loss) == pytest.approx(worst.value("nll"), rel=1e-6)
+    assert best.value_at("nll", worst.best.loss) >= best.value("nll")
+    assert results.contrast(Key("", "ssmax", "ece", "matched")).difference is not None
+    assert not list((tmp_path / "cmp").glob("*/seed-0/evaluated"))
+    assert not list((tmp_path / "cmp").glob("*/seed-0/checkpoints"))
+
+
+# A pretrained model, swapped
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("pretrained") / "model"
+    tiny("llama", vocab_size=257).save_pretrained(folder)
+    return str(folder)
+
+
+def test_arms_start_from_the_same_pretrained_weights_beside_the_untouched_model(tmp_path, pretrained):
+    shape = {"init": pretrained, "steps": 4, "eval_every": 2, "layers": 4, "width": 128, "heads": 4}
+    one = plan(tmp_path, "softmax", "ssmax", "taught=ssmax, objective=distill", seeds=(0,), shape=shape)
+    results = compared(one, tmp_path / "cmp")
+    (part,) = results.parts
+    assert part.untouched.status == "done"
+    assert part.untouched.value("nll") > 0
+    assert results.within == 0.05
+    assert "Within 0.05 of the untouched model's loss came " in " ".join(results.verdict.more)
+    assert load(tmp_path / "cmp" / "taught" / "seed-0").config.objective == "distill"
+    for arm in part.arms:
+        assert arm.runs[0].curve[-1].amount == 4 * 64
+    assert timeless(tmp_path / "cmp") == again(one, tmp_path / "cmp")
+
+
+# Failure and divergence
+
+
+def test_a_failed_run_is_told_and_tried_again_and_sinks_no_other(tmp_path, monkeypatch, capsys):
     whole = work.measured
 
     def fails_once(run, *rest, **more):
@@ -218,86 +268,264 @@ def test_a_failed_run_is_told_and_does_not_sink_the_others(tmp_path, monkeypatch
     command = ["compare", "softmax", "ssmax", *flags(tmp_path), "--seeds", "0-1", "--out", str(out)]
     command += ["--workers", "0", "--quiet"]
     assert cli.main(command) == 1
-    assert "1 runs failed: ssmax seed 1" in capsys.readouterr().out
-    failed = results_in(out)["arms"][1]["runs"][1]
-    assert failed["status"] == "failed"
-    assert failed["error"] == "RuntimeError: the disk is full"
+    assert "1 runs failed: ssmax seed 1; the same command tries them again" in capsys.readouterr().out
+    failed = arms_in(out)[1]["runs"][1]
+    assert (failed["status"], failed["error"]) == ("failed", "RuntimeError: the disk is full")
     assert (out / "report.html").is_file()
     monkeypatch.setattr(work, "measured", whole)
     assert cli.main(command) == 0
-    assert results_in(out)["arms"][1]["runs"][1]["status"] == "done"
+    assert arms_in(out)[1]["runs"][1]["status"] == "done"
+    assert not list(out.rglob("*failed.json"))
 
 
-def test_a_run_that_diverges_fails_alone(tmp_path):
-    one = plan(tmp_path, seeds=(0,), shape={"clip": 1e9, "max_bad_steps": 2})
-    wild = replace(one, arms=(one.arms[0], Arm("wild", "ssmax", {"lr": 1e15})))
-    results = compare(wild, tmp_path / "cmp", workers=0, quiet=True)
-    assert [arm["runs"][0]["status"] for arm in results["arms"]] == ["done", "failed"]
-    assert "\n" not in results["arms"][1]["runs"][0]["error"]
+def test_a_run_that_diverges_is_a_record_and_no_failure(tmp_path, monkeypatch, capsys):
+    """C5, C10: it was dropped from the comparison, and tried again for ever."""
+    out = tmp_path / "cmp"
+    command = ["compare", "softmax", "wild=ssmax, lr=1e15", *flags(tmp_path, **DIVERGING)]
+    command += ["--seeds", "0", "--out", str(out), "--workers", "0", "--quiet"]
+    assert cli.main(command) == 0
+    assert "Runs of wild diverged: they count as worse" in capsys.readouterr().out
+    record = json.loads((out / "wild" / "seed-0" / "done.json").read_text())
+    assert record["status"] == "diverged"
+    assert "\n" not in record["error"]
+    assert arms_in(out)[1]["runs"][0]["status"] == "diverged"
+    monkeypatch.setattr(jobs, "execute", lambda job: pytest.fail("it was tried again"))
+    assert cli.main(command) == 0
 
 
-def test_a_run_killed_before_its_settings_were_whole_starts_anew(tmp_path):
-    torn = tmp_path / "cmp" / "softmax" / "seed-0"
-    one = plan(tmp_path, seeds=(0,))
-    compare(one, tmp_path / "cmp", workers=0, quiet=True)
-    expected = timeless(tmp_path / "cmp")
-    shutil.rmtree(torn)
-    torn.mkdir()
-    (torn / "config.yaml").write_text("")
-    compare(one, tmp_path / "cmp", workers=0, quiet=True)
+# Killed, and started again
+
+
+MOMENTS = {
+    "while the plan is written": (compare, "settle", 1),
+    "in the middle of the second run": (loop.Trainer, "_compute", 8 + 5),
+    "before anything is measured": (work, "measured", 1),
+    "while it is measured": (work, "sample", 2),
+    "before the record is written": (jobs, "write_json", 1),
+    "before the second record is written": (jobs, "write_json", 2),
+    "between runs": (work, "run", 3),
+    "in a page on the way": (compare, "write_report", 1),
+    "before the costs": (work, "in_turns", 1),
+    "before the last page": (compare._Study, "conclude", 1),
+}
+
+
+def dies(one, folder, where, name, count, **how) -> None:
+    """The comparison in a process that is gone, without a word, at the count-th call of a function."""
+    child = os.fork()
+    if child == 0:
+        whole, calls = getattr(where, name), iter(range(1, 10_000))
+
+        def last(*place, **words):
+            if next(calls) == count:
+                os._exit(9)
+            return whole(*place, **words)
+
+        setattr(where, name, last)
+        with contextlib.suppress(BaseException):
+            compared(one, folder, **how)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    home = tmp_path_factory.mktemp("whole")
+    one = plan(home, seeds=(0, 1), shape=OFTEN, along=True)
+    compared(one, home / "cmp")
+    return one, timeless(home / "cmp")
+
+
+OFTEN = {"checkpoint_every": 2, "dropout": 0.1}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_study_killed_anywhere_and_started_again_has_the_same_results(moment, whole, tmp_path):
+    one, expected = whole
+    dies(one, tmp_path / "cmp", *MOMENTS[moment])
+    compared(one, tmp_path / "cmp")
     assert timeless(tmp_path / "cmp") == expected
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["softmax", "ssmacs"], "Did you mean 'ssmax'"),
-        (["softmax"], "1 arm came"),
-        ([], "no arms came"),
-        (["softmax", "softmax"], "softmax comes twice"),
-        (["softmax", "standard"], "standard is the same as softmax"),
-        (["a=softmax", "a=ssmax"], "a comes twice"),
-        (["softmax", "b="], "'b=' is not an arm"),
-        (["softmax", "ssmax", "--seeds", "0-"], "names no seeds"),
-        (["softmax", "ssmax", "--seeds", "1,1"], "each once"),
-        (["softmax", "ssmax", "--minutes", "1"], "not equal terms"),
-        (["softmax", "ssmax", "--primary", "nil"], "Did you mean 'nll'"),
-        (["softmax", "ssmax", "--metrics", "eces"], "unknown metric 'eces'"),
-        (["softmax", "ssmax", "--primary", "entropy"], "neither better high nor low"),
-        (["softmax", "ssmax", "--mixer", "heat"], "--mixer does not fit compare"),
-        (["softmax", "ssmax", "--trials", "0"], "trials=0 must be 1 or more"),
-        (["softmax", "ssmax", "--tune", "lr", "--seeds", "1000"], "seed 1000 is the one"),
-    ],
-)
-def test_a_wrong_comparison_is_one_line_of_cause_and_one_of_remedy(arguments, said, capsys, tmp_path):
-    assert cli.main(["compare", *arguments, "--out", str(tmp_path / "x")]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert said in "\n".join(lines)
-    assert len(lines) <= 2
-    assert not (tmp_path / "x").exists()
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
+def test_one_folder_takes_one_comparison_at_a_time(tmp_path):
     (tmp_path / "cmp").mkdir()
-    (tmp_path / "cmp" / "thesis.txt").write_text("mine")
-    with pytest.raises(UsageError, match="holds something else"):
-        compare(plan(tmp_path), tmp_path / "cmp", workers=0, quiet=True)
+    with Lock(tmp_path / "cmp"), pytest.raises(UsageError, match="is being written by"):
+        compared(plan(tmp_path, seeds=(0,)), tmp_path / "cmp")
+
+
+def test_a_page_on_the_way_has_curves_and_no_verdict_and_reloads_itself(tmp_path, whole):
+    one, _ = whole
+    dies(one, tmp_path / "cmp", work, "run", 3)
+    study = compare._Study(one, tmp_path / "cmp", read_plan(tmp_path / "cmp")[1], {}, compare.Display(True))
+    study._write()
+    written = results_in(tmp_path / "cmp")
+    assert written["verdict"]["answer"] == "No answer yet: 2 of 4 runs have ended."
+    assert all(c["p"] is None and c["state"] == "not judged" for c in written["contrasts"])
+    assert 'http-equiv="refresh"' in (tmp_path / "cmp" / "report.html").read_text()
+    compared(one, tmp_path / "cmp")
+    assert 'http-equiv="refresh"' not in (tmp_path / "cmp" / "report.html").read_text()
+
+
+# Elsewhere, from records alone
+
+
+def records_only(source: Path, target: Path) -> None:
+    for path in (*source.rglob("done.json"), source / FILE, source / "costs.json"):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+
+
+def test_a_study_goes_on_elsewhere_from_its_records_with_its_data_moved(single, tmp_path):
+    other = tmp_path / "other machine"
+    other.mkdir()
+    records_only(single / "cmp", other / "cmp")
+    assert not list(other.rglob("*.safetensors"))
+    compared(plan(other, seeds=(0,)), other / "cmp")
+    assert timeless(other / "cmp") == timeless(single / "cmp").replace(str(single), str(other))
+    grown = compared(plan(other, seeds=(0, 1)), other / "cmp")
+    here = compared(plan(single, seeds=(0, 1)), shutil.copytree(single / "cmp", tmp_path / "cmp"))
+    assert grown.verdict == here.verdict
+    assert grown.contrasts == here.contrasts
+
+
+def test_other_data_are_refused(single, tmp_path):
+    records_only(single / "cmp", tmp_path / "cmp")
+    text = text_in(tmp_path)
+    text.write_text(text.read_text() + "Eve had nothing.\n" * 40)
+    with pytest.raises(UsageError, match=r"planned with data\."):
+        compared(plan(tmp_path, seeds=(0,)), tmp_path / "cmp")
+
+
+def with_records(folder: Path, single: Path, by: dict[str, float], seeds: range) -> None:
+    """Records of runs that a cluster might have made: a loss for every arm, with a little luck."""
+    template = json.loads((single / "cmp" / "softmax" / "seed-0" / "done.json").read_text())
+    for arm, shift in by.items():
+        for seed in seeds:
+            rows = [
+                {**row, "value": 3 + shift + 0.01 * (seed % 3)} if row["metric"] == "nll" else row
+                for row in template["rows"]
+            ]
+            place = folder / arm / f"seed-{seed}"
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "done.json").write_text(json.dumps({**template, "seed": seed, "rows": rows}))
+
+
+@pytest.fixture
+def grown(single, tmp_path):
+    """A study with records for twelve seeds, of which the plan knows one."""
+    records_only(single / "cmp", tmp_path / "cmp")
+    with_records(tmp_path / "cmp", single, {"softmax": 0.0, "ssmax": 0.1}, range(12))
+    text_in(tmp_path)
+    return tmp_path
+
+
+def test_the_first_look_that_could_confirm_is_the_verdict_and_added_seeds_change_no_word(grown, single):
+    """C10: seeds added one by one had an error of 12.8 %."""
+    folder = grown / "cmp"
+    compared(plan(grown, seeds=tuple(range(5))), folder)
+    assert "looks" not in read_plan(folder)[1]
+    with_records(folder, single, {"softmax": 0.1}, range(5, 7))  # ssmax is equal to it there
+    first = compared(plan(grown, seeds=tuple(range(7))), folder)
+    assert first.contrast(Key("", "ssmax", "nll")).state == "does not survive"
+    assert read_plan(folder)[1]["looks"] == [{"seeds": list(range(7)), "missing": []}]
+    more = compared(plan(grown, seeds=tuple(range(12))), folder)
+    found = more.contrast(Key("", "ssmax", "nll"))
+    assert (found.state, found.pairs, len(more.looks[0].seeds)) == ("does not survive", 12, 7)
+    assert found.high - found.low < first.contrasts[0].high - first.contrasts[0].low
+    assert more.verdict.more[0].startswith("Seeds 7-11 came after this verdict")
+    same = compared(plan(grown, seeds=tuple(range(12))), folder)
+    assert same == more
+
+
+def test_declared_looks_are_each_judged_at_a_share_of_the_error_rate(single, tmp_path):
+    folder, looks = tmp_path / "cmp", (7, 10)
+    compared(plan(tmp_path, seeds=(0,), looks=looks), folder)
+    with_records(folder, single, {"softmax": 0.1, "ssmax": 0.1}, range(12))
+    with_records(folder, single, {"ssmax": 0.0}, range(1, 12))
+    for count, said in (
+        (6, None),
+        (7, "not confirmed"),
+        (9, "not confirmed"),
+        (10, "better"),
+        (12, "better"),
+    ):
+        results = compared(plan(tmp_path, seeds=tuple(range(count)), looks=looks), folder)
+        found = results.contrast(Key("", "ssmax", "nll"))
+        if said is None:
+            assert (results.judged, found.state) == ([], "not judged")
+            assert results.verdict.answer.startswith("No answer yet: the first of the declared looks")
+        else:
+            assert len(results.looks) == sum(look <= count for look in looks)
+            assert found.state.replace("does not survive", "not confirmed") == said
+    with pytest.raises(UsageError, match="planned with looks"):
+        compared(plan(tmp_path, seeds=tuple(range(12)), looks=(7, 11)), folder)
+
+
+def test_a_run_that_was_missing_at_the_look_stays_missing_in_its_verdict(grown):
+    folder = grown / "cmp"
+    gone = folder / "ssmax" / "seed-3" / "done.json"
+    record = gone.read_text()
+    gone.unlink()
+    (gone.parent / "config.yaml").mkdir()  # so that the run fails
+    first = compared(plan(grown, seeds=tuple(range(8))), folder)
+    assert first.contrast(Key("", "ssmax", "nll")).pairs == 7
+    assert read_plan(folder)[1]["looks"] == [{"seeds": list(range(8)), "missing": [["", "ssmax", 3]]}]
+    gone.write_text(record)
+    after = compared(plan(grown, seeds=tuple(range(8))), folder)
+    found = after.contrast(Key("", "ssmax", "nll"))
+    assert (found.pairs, found.p) == (8, first.contrast(Key("", "ssmax", "nll")).p)
+
+
+@pytest.mark.parametrize("name", ["ssmax/seed-0/done.json", "costs.json"])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_damaged_record_is_read_or_refused_in_one_line(name, seed, single, tmp_path, monkeypatch):
+    from test_plan import damaged
+
+    records_only(single / "cmp", tmp_path / "cmp")
+    path, rng = tmp_path / "cmp" / name, random.Random(seed)
+    path.write_text(json.dumps(damaged(json.loads(path.read_text()), rng)))
+    with contextlib.suppress(UsageError):
+        plan_, facts = read_plan(tmp_path / "cmp")
+        compare.collect(plan_, tmp_path / "cmp", facts)
+
+
+RECORD = {"seed": 0, "status": "done", "rows": [], "curve": [], "examples": []}
+ODD = (
+    {"status": "odd"},
+    {"rows": [1]},
+    {"rows": [{"metric": "nll"}]},
+    {"rows": [{"metric": "nll", "value": "low"}]},
+    {"curve": [{"step": 1}]},
+    {"curve": [[1, 2, 3]]},
+    {"examples": ["x"]},
+    {"more": 1},
+)
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", '{"a', *(json.dumps({**RECORD, **odd}) for odd in ODD)])
+def test_a_record_of_something_else_is_refused_in_one_line(text, single, tmp_path):
+    records_only(single / "cmp", tmp_path / "cmp")
+    (tmp_path / "cmp" / "ssmax" / "seed-0" / "done.json").write_text(text)
+    with pytest.raises(UsageError, match=r"done\.json"):
+        compared(plan(tmp_path, seeds=(0,)), tmp_path / "cmp")
 
 
 def test_a_run_is_measured_without_what_trained_it(tmp_path, monkeypatch):
     """Measuring may need the memory."""
-    trainers, whole, ready = [], work.conclude, start.prepared
+    trainers, whole, ready = [], work.measured, work.prepared
 
     def seen(*place, **how):
         trainer, progress = ready(*place, **how)
         trainers.append(weakref.ref(trainer))
         return trainer, progress
 
-    def conclude(job, peak):
+    def measured(*place, **how):
         gc.collect()
         assert [trainer() for trainer in trainers] == [None]
-        return whole(job, peak)
+        return whole(*place, **how)
 
-    monkeypatch.setattr(start, "prepared", seen)
-    monkeypatch.setattr(work, "conclude", conclude)
-    assert work.work(run_jobs(plan(tmp_path), tmp_path / "cmp")[0]).status == "done"
+    monkeypatch.setattr(work, "prepared", seen)
+    monkeypatch.setattr(work, "measured", measured)
+    one = plan(tmp_path, seeds=(0,))
+    assert jobs.execute(next(compare._runs(one, tmp_path / "cmp"))).status == "done"
