@@ -171,8 +171,8 @@ class Workers:
 
     def _give_out(self, waiting: deque[Job], began: Began) -> None:
         while waiting:
-            busy = sum(worker.job is not None for worker in self.crew)
-            if busy >= (1 if waiting[0].alone else self.count):
+            busy = [worker.job for worker in self.crew if worker.job is not None]
+            if len(busy) >= (1 if any(job.alone for job in (waiting[0], *busy)) else self.count):
                 return
             worker = next((w for w in self.crew if w.job is None), None) or self._start()
             try:
