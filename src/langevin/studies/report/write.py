@@ -15,13 +15,13 @@ from langevin.runs.files import not_written, write_text
 from langevin.studies.report.page import Cell, Table, render
 from langevin.studies.report.study import main_table, study_page
 from langevin.studies.results import Key, Results
-from langevin.studies.words import MINUS, NOTHING
+from langevin.studies.numbers import MINUS, NOTHING
 
 
 def write_report(results: Results, folder: Path) -> Path:
     """Write report.html, results.json, results.csv, summary.csv and table.tex; return the page's path.
 
-    A number that is not finite is written as null: JSON has none, and a mean over a diverged run is not one.
+    A number that is not finite is written as null: JSON has no such number.
     """
     files = {
         "results.json": json.dumps(_plain(asdict(results)), indent=1, ensure_ascii=False) + "\n",
@@ -74,7 +74,7 @@ def _runs_csv(results: Results) -> str:
 
 
 def _summary_csv(results: Results) -> str:
-    """A row for every arm and metric, at each place: its mean over seeds and its contrast to the reference."""
+    """A row for every arm and metric, at each place: its mean over seeds, its contrast to the reference."""
     found = ["mean", "low", "high", "n"]
     compared = ["against", "pairs", "difference", "low", "high", "relative", "p", "p_adjusted", "state"]
     head = ["part", "arm", "metric", "place", *found]
