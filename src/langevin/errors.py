@@ -24,6 +24,10 @@ class WorkError(RuntimeError):
         self.remedy = remedy
 
 
+class Diverged(WorkError):
+    """Training left the finite numbers."""
+
+
 def unknown(kind: str, received: str, valid: Iterable[str]) -> UsageError:
     """An error for a name that is not in a registry, naming the nearest valid one."""
     names = sorted(valid)

@@ -34,7 +34,7 @@ COLOURS = ("#2f3437", "#0069b0", "#c84f00", "#00805c", "#a23b86", "#8f6a00", "#2
 MARKERS = "os^Dv"
 VARIABLES = {INK: "ink", QUIET: "quiet", RULE: "rule", PAGE: "page"}
 VARIABLES |= {colour: f"c{i}" for i, colour in enumerate(COLOURS)}
-DASHED = {"color": QUIET, "linewidth": 1.2, "linestyle": (0, (5, 4))}
+DASHED: dict[str, Any] = {"color": QUIET, "linewidth": 1.2, "linestyle": (0, (5, 4))}
 PALE_POINTS = 5_000
 FAR = 6
 """An effect this many times as large as the middle one is an arrow at the edge of its plot."""
@@ -59,11 +59,11 @@ Ends = tuple[float, float] | None
 @dataclass(frozen=True)
 class Mark:
     """A point with its intervals: of a scatter plot, or (x alone) a row of a forest plot, filled where it
-    is sure; without a value, what is shown says why."""
+    is sure; without a value (NaN), what is shown says why."""
 
     name: str
     index: int
-    x: float | None
+    x: float
     y: float = 0.0
     x_ends: Ends = None
     y_ends: Ends = None
@@ -118,9 +118,9 @@ def forest(marks: Sequence[Mark], label: str) -> Figure:
     right = 12 + max(_width(mark.shown) for mark in marks)
     figure = Figure((WIDTH / 72, height / 72), dpi=72)
     axes = figure.add_axes((left / WIDTH, 35 / height, 1 - (left + right) / WIDTH, 1 - 37 / height))
-    far = FAR * median_low([abs(mark.x) for mark in marks if mark.x] or [0.0])
-    near = [mark for mark in marks if mark.x is not None and abs(mark.x) <= far]
-    ends = [0.0, *(end for mark in near for end in (mark.x or 0.0, *(mark.x_ends or ())))]
+    far = FAR * median_low([abs(mark.x) for mark in marks if abs(mark.x) > 0] or [0.0])
+    near = [mark for mark in marks if abs(mark.x) <= far]
+    ends = [0.0, *(end for mark in near for end in (mark.x, *(mark.x_ends or ())))]
     room = 0.07 * (max(ends) - min(ends)) or 1.0
     low, high = min(ends) - room, max(ends) + room
     axes.set(xlim=(low, high), ylim=(len(rows) - 0.4, -0.6))
@@ -136,7 +136,7 @@ def forest(marks: Sequence[Mark], label: str) -> Figure:
         axes.text(1 - 2 / WIDTH, y, row.shown, transform=aside, va="center", ha="right")
         if row.x_ends:
             axes.plot([min(max(end, low), high) for end in row.x_ends], [y, y], color=colour, linewidth=1.8)
-        if row.x is not None:
+        if not math.isnan(row.x):
             marker = "<" if row.x < low else ">" if row.x > high else marker
             at, fill = min(max(row.x, low + room / 2), high - room / 2), colour if row.sure else PAGE
             axes.plot([at], [y], marker, color=colour, mfc=fill, mew=1.4, ms=6)
@@ -353,7 +353,7 @@ def _name(figure: Figure, axes: Axes, marks: Sequence[Mark]) -> None:
         along = [(mark.x, y) for y in mark.y_ends or (mark.y, mark.y)]
         whiskers[mark] = [Bbox(axes.transData.transform(ends)).padded(4) for ends in (across, along)]
     taken = [box for boxes in whiskers.values() for box in boxes]
-    last = {mark.group or mark: mark for mark in sorted(marks, key=lambda mark: mark.x or 0.0)}
+    last = {mark.group or mark: mark for mark in sorted(marks, key=lambda mark: mark.x)}
     for mark in last.values():
         name = _short(mark.group or mark.name)
         x, y = axes.transData.transform((mark.x, mark.y))

@@ -15,15 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 ERROR_RATE = 0.05
 EXACT_PAIRS = 20
 RANDOM_FLIPS = 100_000
 
-Array = NDArray[np.float64]
+Scale = Literal["plain", "log", "log odds"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class Estimate:
     n: int
 
 
-def estimate(values: Sequence[float], confidence: float = 0.95, bounded: bool = False) -> Estimate | None:
-    """Mean ± t · s/√n. bounded: of fractions, on the scale of their log odds, where an interval cannot leave
-    0 to 1 (its width there, by the delta method, is s/√n · 1/(m(1 − m)))."""
+def estimate(values: Sequence[float], confidence: float = 0.95, scale: Scale = "plain") -> Estimate | None:
+    """Mean ± t · s/√n, by the delta method on a scale on which no interval leaves the range of the values:
+    logarithms of what is positive (of width s/√n · 1/m), log odds of fractions (s/√n · 1/(m(1 − m)))."""
     x = np.array(values, dtype=float)
     if not len(x):
         return None
@@ -47,10 +48,12 @@ def estimate(values: Sequence[float], confidence: float = 0.95, bounded: bool = 
     if len(x) == 1 or not np.isfinite(x).all():
         return Estimate(mean, None, None, len(x))
     half = t_quantile(confidence, len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
-    if bounded and 0 < mean < 1:
+    if scale == "log odds" and 0 < mean < 1:
         odds, half = math.log(mean / (1 - mean)), half / (mean * (1 - mean))
         low, high = (0.5 * (1 + math.tanh((odds + sign * half) / 2)) for sign in (-1, 1))
         return Estimate(mean, low, high, len(x))
+    if scale == "log" and mean > 0:
+        return Estimate(mean, mean * math.exp(-half / mean), mean * math.exp(half / mean), len(x))
     return Estimate(mean, mean - half, mean + half, len(x))
 
 
@@ -92,6 +95,7 @@ def least_seeds(contrasts: int, looks: int = 1) -> int:
     return math.ceil(1 + math.log2(max(1, contrasts) * looks / ERROR_RATE))
 
 
+@cache
 def t_quantile(confidence: float, freedom: int) -> float:
     """The t with P(|T| ≤ t) = confidence for Student's T with a whole number of degrees of freedom ν.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from langevin.evaluation.rows import Kind, Metric, Row
@@ -16,8 +16,10 @@ from langevin.studies.inference import ERROR_RATE, Estimate, estimate, holm, lea
 Status = Literal["done", "diverged", "failed", "missing"]
 Place = Literal["best", "matched", "trend"]
 State = Literal[
-    *("better", "worse"),  # confirmed, of the primary metric
-    *("lower", "higher"),  # confirmed, of a diagnostic, which has no winner
+    "better",  # confirmed, of the primary metric
+    "worse",
+    "lower",  # confirmed, of a diagnostic, which has no winner
+    "higher",
     "as good",  # the 90 % interval lies inside the margin of the plan
     "does not survive",  # the 95 % interval leaves out 0, the corrected test does not
     "not confirmed",
@@ -141,7 +143,11 @@ class ArmResult:
         return found
 
     def estimate(self, metric: Metric) -> Estimate | None:
-        return estimate(list(self.by_seed(metric).values()), bounded=metric.unit == "fraction")
+        values = list(self.by_seed(metric).values())
+        positive = metric.better == "lower" and all(value > 0 for value in values)
+        return estimate(
+            values, scale="log odds" if metric.unit == "fraction" else "log" if positive else "plain"
+        )
 
     def kind(self, metric: str) -> Kind | None:
         rows = (run.row(metric) for run in self.runs)
@@ -174,12 +180,13 @@ class PartResult:
 
 @dataclass(frozen=True)
 class Key:
-    """What a contrast is about. at a trend: the last part against the first."""
+    """What a contrast is about. At a trend: the last part against the first."""
 
     part: str
     arm: str
     metric: str
     place: Place = "best"
+    against: str = ""  # an arm; default: the first of the part
 
 
 @dataclass(frozen=True)
@@ -282,7 +289,8 @@ class Results:
         return self.parts[-1] if key.place == "trend" else self.part(key.part)
 
     def reference(self, key: Key) -> ArmResult:
-        return self.part_of(key).reference
+        part = self.part_of(key)
+        return part.arm(key.against) if key.against else part.reference
 
     def metric(self, name: str) -> Metric:
         known = {metric.name: metric for metric in (*self.metrics, to_match(self.unit))}
@@ -302,10 +310,11 @@ def differences(results: Results, key: Key) -> dict[int, float]:
     if key.place == "trend":
         first, last = (_log_ratios(part, key.arm, metric) for part in (results.parts[0], results.parts[-1]))
         return {seed: last[seed] - first[seed] for seed in last.keys() & first.keys()}
-    part = results.part(key.part)
-    ours, base = part.arm(key.arm), part.reference
+    ours, base = results.part_of(key).arm(key.arm), results.reference(key)
     if key.place == "matched":
-        pairs = {run.seed: (run, other) for run in ours.runs for other in base.runs if run.seed == other.seed}
+        pairs = {
+            run.seed: (run, other) for run in ours.runs for other in base.runs if run.seed == other.seed
+        }
         found = {seed: _at_matched_loss(metric, *pair) for seed, pair in pairs.items()}
         return {seed: value for seed, value in found.items() if value is not None}
     a, b = ours.by_seed(metric), base.by_seed(metric)
@@ -313,7 +322,7 @@ def differences(results: Results, key: Key) -> dict[int, float]:
 
 
 def _at_matched_loss(metric: Metric, ours: RunResult, base: RunResult) -> float | None:
-    """At the larger of the two runs' best losses, which both reached; amounts as the logarithm of a ratio."""
+    """At the larger of the two runs' best losses, which both reached; amounts as the log of a ratio."""
     if not (ours.ended and base.ended):
         return None
     if "diverged" in (ours.status, base.status):
@@ -388,27 +397,34 @@ def _seen(look: Look, key: Key, against: str, values: dict[int, float]) -> dict[
 
 
 def _contrast(
-    results: Results, key: Key, values: dict[int, float], p: float | None, adjusted: float | None, hypotheses: int
+    results: Results,
+    key: Key,
+    values: dict[int, float],
+    p: float | None,
+    adjusted: float | None,
+    hypotheses: int,
 ) -> Contrast:
-    metric = results.metric(key.metric)
-    part = results.part_of(key)
+    metric, reference = results.metric(key.metric), results.reference(key)
     seen, narrow = (estimate(list(values.values()), confidence) for confidence in (0.95, 0.9))
-    numbers = [None] * 5
+    numbers: list[float | None] = [None] * 5
     if seen is not None and narrow is not None and math.isfinite(seen.mean):
         numbers = [seen.mean, seen.low, seen.high, narrow.low, narrow.high]
-    base = part.reference.by_seed(metric)
+    base = reference.by_seed(metric)
     mean = sum(base[s] for s in values if s in base) / len(values) if values else 0.0
     if key.place == "trend" or metric.name == TO_MATCH:
         numbers = [None if x is None else math.expm1(x) for x in numbers]
         relative = numbers[0]
     else:
-        known = numbers[0] is not None and mean and math.isfinite(mean)
-        relative = numbers[0] / abs(mean) if known else None
-    contrast = Contrast(key, part.reference.name, len(values), *numbers, relative, p, adjusted)
+        known = mean and math.isfinite(mean)
+        relative = numbers[0] / abs(mean) if numbers[0] is not None and known else None
+    spread: Any = dict(zip(("difference", "low", "high", "low90", "high90"), numbers, strict=True))
+    contrast = Contrast(
+        key, reference.name, len(values), **spread, relative=relative, p=p, p_adjusted=adjusted
+    )
     if adjusted is None:
         return contrast
     state = _state(results, contrast, list(values.values()), hypotheses)
-    return Contrast(**{**contrast.__dict__, "state": state})
+    return replace(contrast, state=state)
 
 
 def _state(results: Results, contrast: Contrast, values: list[float], hypotheses: int) -> State:
@@ -416,21 +432,20 @@ def _state(results: Results, contrast: Contrast, values: list[float], hypotheses
     infinite = [math.copysign(1, x) for x in values if math.isinf(x)]
     lower = sum(infinite or values) < 0
     if contrast.p_adjusted is not None and contrast.p_adjusted <= ERROR_RATE:
-        part = results.part_of(key)
-        ours, base = part.arm(key.arm), part.reference
+        ours, base = results.part_of(key).arm(key.arm), results.reference(key)
         kinds = ours.kind(key.metric), base.kind(key.metric)
         if not _examples_agree(ours, base, results, key):
             return "not confirmed"
-        proves = {("bound", "exact"): lower, ("exact", "bound"): not lower}
+        proves: dict[Any, bool] = {("bound", "exact"): lower, ("exact", "bound"): not lower}
         if key.place == "best" and not proves.get(kinds, True):
             return "not proven"
         if key.metric == results.primary.name and key.place == "best" and "diagnostic" not in kinds:
             return "better" if lower == (metric.better == "lower") else "worse"
         return "lower" if lower else "higher"
     margin = results.margin if key.metric == results.primary.name and key.place == "best" else None
-    if margin is not None and contrast.low90 is not None and contrast.high90 is not None:
-        if -margin <= contrast.low90 and contrast.high90 <= margin:
-            return "as good"
+    low, high = contrast.low90, contrast.high90
+    if margin is not None and low is not None and high is not None and max(-low, high) <= margin:
+        return "as good"
     if contrast.pairs < least_seeds(hypotheses):
         return "too few"
     return "does not survive" if contrast.leaves_out_zero else "not confirmed"

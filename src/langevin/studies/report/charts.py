@@ -14,9 +14,6 @@ from langevin import figures
 from langevin.evaluation.rows import Metric
 from langevin.figures import Ends, Grid, Heads, Line, Mark
 from langevin.studies.inference import estimate
-from langevin.studies.report.page import Chart, plainly
-from langevin.studies.report.study import TALL, marks, titled
-from langevin.studies.results import CONFIRMED, COSTS, Key, PartResult, Results
 from langevin.studies.numbers import (
     common_spread,
     counted,
@@ -26,6 +23,9 @@ from langevin.studies.numbers import (
     sentence_case,
     with_unit,
 )
+from langevin.studies.report.page import Chart, plainly
+from langevin.studies.report.study import TALL, marks, titled
+from langevin.studies.results import CONFIRMED, COSTS, Key, PartResult, Results
 
 
 def charts(results: Results) -> dict[str, list[Chart]]:
@@ -37,7 +37,7 @@ def charts(results: Results) -> dict[str, list[Chart]]:
 
 
 def _chart(
-    title: str, figure: Any, told: Sequence[str], note: str = "", lines: Sequence[Line] = ()
+    title: str, figure: Any, told: Sequence[str], note: str = "", lines: Sequence[Line | Heads] = ()
 ) -> Chart:
     legend = [(line.index, line.name) for line in lines]
     return Chart(title, figures.svg(figure, title), f"{'; '.join(told)}.", note, legend)
@@ -53,12 +53,12 @@ def _group(results: Results, part: PartResult) -> str:
 
 def _forest(results: Results) -> list[Chart]:
     """Paired differences in the primary metric, sorted within each part, the reference at zero."""
-    metric, numbers, rows = results.primary, marks(results), []
+    metric, mark_of, rows = results.primary, marks(results), []
     own = [c for c in results.contrasts if c.key.metric == metric.name and c.key.place == "best"]
     spread = common_spread([(c.low, c.high) for c in own])
     for part in results.parts:
         group, first = _group(results, part), part.reference.name
-        effects = [Mark(first, numbers[first], 0.0, group=group, shown="reference")]
+        effects = [Mark(first, mark_of[first], 0.0, group=group, shown="reference")]
         for arm in part.arms[1:]:
             found = results.contrast(Key(part.name, arm.name, metric.name))
             if found is None:
@@ -68,9 +68,12 @@ def _forest(results: Results) -> list[Chart]:
             if found.difference is not None:
                 shown = number(found.difference, spread, sign=True)
                 shown += f" ± {number(half_width(found.low, found.high), spread)}" if _ends(found) else ""
-            place = {"x": found.difference, "x_ends": _ends(found), "sure": found.state in CONFIRMED}
-            effects.append(Mark(arm.name, numbers[arm.name], group=group, shown=shown, **place))
-        rows += sorted(effects, key=lambda effect: math.inf if effect.x is None else effect.x)
+            x, sure = math.nan if found.difference is None else found.difference, found.state in CONFIRMED
+            mark = Mark(
+                arm.name, mark_of[arm.name], x, x_ends=_ends(found), group=group, shown=shown, sure=sure
+            )
+            effects.append(mark)
+        rows += sorted(effects, key=lambda effect: math.inf if math.isnan(effect.x) else effect.x)
     if not own:
         return []
     against = listed(dict.fromkeys(part.reference.name for part in results.parts))
@@ -83,7 +86,7 @@ def _forest(results: Results) -> list[Chart]:
 
 def _cost(results: Results) -> list[Chart]:
     """The primary metric against training time, or against work where no time was measured."""
-    metric, numbers, rows = results.primary, marks(results), []
+    metric, mark_of, rows = results.primary, marks(results), []
     timed = sum(arm.cost("time_ratio") is not None for part in results.parts for arm in part.arms) > 1
     cost = COSTS["time_ratio" if timed else "flops_per_token"]
     for part in results.parts:
@@ -92,7 +95,7 @@ def _cost(results: Results) -> list[Chart]:
             x = row.value if row else 1.0 if timed and arm is part.reference else None
             if x is not None and found is not None and math.isfinite(found.mean):
                 ends, group = (_ends(row), _ends(found)), _group(results, part)
-                rows.append(Mark(arm.name, numbers[arm.name], x, found.mean, *ends, group=group))
+                rows.append(Mark(arm.name, mark_of[arm.name], x, found.mean, *ends, group=group))
     if len(rows) < 2:
         return []
     labels = with_unit(cost.label, cost.unit), with_unit(metric.label, metric.unit)

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from langevin.evaluation.rows import Metric
 from langevin.studies import numbers, words
 from langevin.studies.inference import estimate
+from langevin.studies.numbers import NOTHING, amount, counted, number
 from langevin.studies.report.page import Cell, Chart, Column, Page, Part, Section, Table
-from langevin.studies.results import COSTS, TO_MATCH, Answer, ArmResult, Contrast, Key, PartResult, Place, Results
-from langevin.studies.numbers import NOTHING, amount, counted, interval, number
+from langevin.studies.results import (
+    COSTS,
+    TO_MATCH,
+    Answer,
+    ArmResult,
+    Contrast,
+    Key,
+    PartResult,
+    Results,
+)
 
 LONGEST_SAMPLE = 3000
 TALL = 10
 """A forest plot of more rows than this stands beside the text."""
+MAIN_COSTS = ("parameters", "time_ratio", "peak_memory_bytes")
 NOTES = {
     "judged": "Fixed by the plan. Exact sign-flip p over pairs of the same seed, alone and with Holm's "
     "correction for all of them; at or under 0.05 is confirmed. A run that diverged ranks last.",
@@ -124,39 +135,37 @@ def _rows(results: Results) -> list[tuple[PartResult, ArmResult]]:
     return [(part, arm) for part in results.parts for arm in part.arms]
 
 
-Of = Callable[[PartResult, ArmResult], Cell | None]
+Cells = list[Cell | None]
 
 
-def _by_arm(results: Results, caption: str, columns: Sequence[tuple[Column, Of]]) -> Table:
-    """A row an arm, with a cell of each column that has one; arms without any are left out."""
+def _by_arm(
+    results: Results,
+    caption: str,
+    columns: Sequence[Column],
+    cells: Callable[[PartResult, ArmResult], Cells],
+) -> Table:
+    """A row an arm; those without a cell are left out."""
     several, mark, rows = len(results.parts) > 1, marks(results), []
     for part, arm in _rows(results):
-        cells = [of(part, arm) for _, of in columns]
+        found = cells(part, arm)
         own = {key: value for key, value in arm.settings.items() if value != arm.name}
         fine = tuple(str(value) if key == "mixer" else f"{key} {value}" for key, value in own.items())
         head = [Cell(arm.name, arm.name, fine=fine, arm=mark[arm.name])]
         head += [Cell(part.name, part.name, kind="quiet")] * several
-        if any(cells):
-            rows.append([*head, *(cell or Cell(NOTHING) for cell in cells)])
+        if any(found):
+            rows.append([*head, *(cell or Cell(NOTHING) for cell in found)])
     heads = [Column("arm")] + [Column("part", kind="left")] * several
-    return Table(caption, [*heads, *(column for column, _ in columns)], rows)
+    return Table(caption, [*heads, *columns], rows)
 
 
-def _cell(
-    value: float,
-    low: float | None,
-    high: float | None,
-    spread: float | None = None,
-    sign: bool = False,
-    unit: str = "",
-    fine: tuple[str, ...] = (),
-) -> Cell:
-    """A number with its interval beside it, as precise as that is wide, or as the spread."""
+def _cell(value: float, ends: Any, spread: float | None = None, sign: bool = False, unit: str = "") -> Cell:
+    """A number with the interval that an estimate, a contrast or a row has, as precise as that is wide."""
+    low, high = (ends.low, ends.high)
     if abs(value) < 1000 or sign:
         spread = spread or numbers.half_width(low, high)
-        return Cell(number(value, spread, sign), value, interval(low, high, sign, spread), fine)
-    ends = "" if low is None or high is None else f"[{amount(max(low, 0.0), unit)}, {amount(high, unit)}]"
-    return Cell(amount(value, unit), value, ends, fine)
+        return Cell(number(value, spread, sign), value, numbers.interval(low, high, sign, spread))
+    aside = "" if low is None or high is None else f"[{amount(max(low, 0.0), unit)}, {amount(high, unit)}]"
+    return Cell(amount(value, unit), value, aside)
 
 
 def _mean(arm: ArmResult, metric: Metric, spread: float | None = None) -> Cell | None:
@@ -167,57 +176,46 @@ def _mean(arm: ArmResult, metric: Metric, spread: float | None = None) -> Cell |
         diverged = sum(run.status == "diverged" for run in arm.runs)
         return Cell("diverged", aside=f"{diverged} of {counted(found.n, 'run')}", kind="quiet")
     bound = ("upper bound",) if arm.kind(metric.name) == "bound" else ()
-    return _cell(found.mean, found.low, found.high, spread, fine=bound)
+    return replace(_cell(found.mean, found, spread), fine=bound)
 
 
 def _difference(contrast: Contrast | None, spread: float | None = None) -> Cell | None:
-    """To the reference, with its interval; of amounts and trends as a share."""
+    """To the reference, with its interval; of amounts and trends in percent."""
     if contrast is None or not contrast.pairs:
         return None
     if contrast.difference is None:
         return Cell("diverged", kind="quiet")
-    share = 100 if contrast.key.metric == TO_MATCH or contrast.key.place == "trend" else 1
-    low, high = (None if end is None else share * end for end in (contrast.low, contrast.high))
-    return _cell(share * contrast.difference, low, high, spread, sign=True)
-
-
-def _contrast(results: Results, metric: Metric, place: Place = "best") -> Callable[..., Contrast | None]:
-    return lambda part, arm: results.contrast(Key(part.name, arm.name, metric.name, place))
+    if contrast.key.metric == TO_MATCH or contrast.key.place == "trend":
+        low, high = (None if end is None else 100 * end for end in (contrast.low, contrast.high))
+        contrast = replace(contrast, difference=100 * contrast.difference, low=low, high=high)
+    return _cell(contrast.difference or 0.0, contrast, spread, sign=True)
 
 
 def main_table(results: Results) -> Table:
     """The primary metric with its paired difference, and beside it what each arm costs."""
     metric = results.primary
-    contrast = _contrast(results, metric)
-    estimates = [found for _, arm in _rows(results) if (found := arm.estimate(metric))]
-    compared = [found for row in _rows(results) if (found := contrast(*row))]
-    wide, spread = (
-        numbers.common_spread([(x.low, x.high) for x in found]) for found in (estimates, compared)
-    )
+    estimates = [arm.estimate(metric) for _, arm in _rows(results)]
+    contrasts = [c for c in results.contrasts if c.key.metric == metric.name and c.key.place == "best"]
+    wide = numbers.common_spread([(one.low, one.high) for one in estimates if one])
+    spread = numbers.common_spread([(one.low, one.high) for one in contrasts])
+    costs = [name for name in MAIN_COSTS if any(arm.cost(name) for _, arm in _rows(results))]
 
-    def difference(part: PartResult, arm: ArmResult) -> Cell | None:
-        at_zero = Cell("reference", kind="quiet") if arm is part.reference else None
-        return at_zero or _difference(contrast(part, arm), spread)
-
-    def p(part: PartResult, arm: ArmResult) -> Cell | None:
-        found = contrast(part, arm)
-        known = found is not None and found.p_adjusted is not None
-        return Cell(numbers.probability(found.p_adjusted), found.p_adjusted) if found and known else None
+    def cells(part: PartResult, arm: ArmResult) -> Cells:
+        contrast = results.contrast(Key(part.name, arm.name, metric.name))
+        told: Cells = [Cell("reference", kind="quiet") if arm is part.reference else None, None, None]
+        if contrast is not None:
+            p = contrast.p_adjusted
+            shown = None if p is None else Cell(numbers.probability(p), p)
+            told = [_difference(contrast, spread), shown, _state(results, contrast)]
+        return [_mean(arm, metric, wide), *told, *(_cost(arm, name) for name in costs)]
 
     against = numbers.listed(dict.fromkeys(part.reference.name for part in results.parts))
-    columns: list[tuple[Column, Of]] = [
-        (Column(metric.label, _unit(metric)), lambda _, arm: _mean(arm, metric, wide)),
-        (Column(f"difference to {against}", metric.unit), difference),
-        (Column("p", "adjusted"), p),
-        (Column("state", kind="left"), lambda part, arm: _state(results, contrast(part, arm))),
-        *_cost_columns(results, ("parameters", "time_ratio", "peak_memory_bytes")),
-    ]
-    return _by_arm(results, f"{numbers.sentence_case(metric.label)} and cost by arm", columns)
+    columns = [Column(metric.label, _unit(metric)), Column(f"difference to {against}", metric.unit)]
+    columns += [Column("p", "adjusted"), Column("state", kind="left"), *map(_cost_column, costs)]
+    return _by_arm(results, f"{numbers.sentence_case(metric.label)} and cost by arm", columns, cells)
 
 
-def _state(results: Results, contrast: Contrast | None) -> Cell | None:
-    if contrast is None:
-        return None
+def _state(results: Results, contrast: Contrast) -> Cell:
     kinds = {"better": "good", "worse": "bad", "lower": "strong", "higher": "strong", "as good": "strong"}
     longer = {
         "as good": f"as good as {contrast.against}",
@@ -233,35 +231,28 @@ def _unit(metric: Metric) -> str:
     return ", ".join(part for part in (metric.unit, good) if part)
 
 
-def _cost_columns(results: Results, names: Sequence[str]) -> list[tuple[Column, Of]]:
-    """Of those costs that were measured."""
+def _cost_column(name: str) -> Column:
+    metric = COSTS.get(name) or Metric(name, name.replace("_", " "), "", "lower")
+    return Column(metric.label, metric.unit if metric.unit != "B" else "")
 
-    def column(name: str) -> tuple[Column, Of]:
-        metric = COSTS.get(name) or results.metric(name)
-        unit = "B" if metric.unit == "B" else ""
 
-        def cell(_: PartResult, arm: ArmResult) -> Cell | None:
-            row = arm.cost(name)
-            fine = tuple(f"{key} {value}" for key, value in row.at.items()) if row else ()
-            return row and _cell(row.value, row.low, row.high, unit=unit, fine=fine)
-
-        return Column(metric.label, "" if unit else metric.unit), cell
-
-    return [column(name) for name in names if any(arm.cost(name) for _, arm in _rows(results))]
+def _cost(arm: ArmResult, name: str) -> Cell | None:
+    row = arm.cost(name)
+    if row is None:
+        return None
+    at = tuple(f"{key} {value}" for key, value in row.at.items())
+    return replace(_cell(row.value, row, unit="B" if name.endswith("_bytes") else ""), fine=at)
 
 
 def _costs(results: Results) -> Table:
     names = dict.fromkeys(row.metric for _, arm in _rows(results) for row in arm.costs)
-    return _by_arm(results, "Costs by arm", _cost_columns(results, list(names)))
+    columns = [_cost_column(name) for name in names]
+    return _by_arm(results, "Costs by arm", columns, lambda _, arm: [_cost(arm, name) for name in names])
 
 
 def _judged(results: Results) -> Table:
-    columns = [
-        Column("contrast", kind="words"),
-        Column("pairs"),
-        Column("p", "alone"),
-        Column("p", "adjusted"),
-    ]
+    columns = [Column("contrast", kind="words"), Column("pairs")]
+    columns += [Column("p", "alone"), Column("p", "adjusted")]
     rows = [
         [words.contrast_in_words(results, c), str(c.pairs), *map(numbers.probability, (c.p, c.p_adjusted))]
         for c in results.judged
@@ -280,46 +271,43 @@ def claims_table(answers: Sequence[Answer]) -> Table:
 
 
 def _others(results: Results) -> Table:
-    def column(metric: Metric) -> tuple[Column, Of]:
-        contrast = _contrast(results, metric)
+    def cell(part: PartResult, arm: ArmResult, metric: Metric) -> Cell | None:
+        mean = _mean(arm, metric)
+        told = _difference(results.contrast(Key(part.name, arm.name, metric.name)))
+        return replace(mean, fine=(f"{told.shown} {told.aside}",)) if mean and told else mean
 
-        def cell(part: PartResult, arm: ArmResult) -> Cell | None:
-            mean, told = _mean(arm, metric), _difference(contrast(part, arm))
-            return mean and Cell(
-                mean.shown, mean.value, mean.aside, (f"{told.shown} {told.aside}",) if told else mean.fine
-            )
-
-        return Column(metric.label, _unit(metric)), cell
-
-    return _by_arm(results, "The other metrics", [column(metric) for metric in results.metrics[1:]])
+    metrics = results.metrics[1:]
+    columns = [Column(metric.label, _unit(metric)) for metric in metrics]
+    return _by_arm(
+        results, "Other metrics", columns, lambda part, arm: [cell(part, arm, m) for m in metrics]
+    )
 
 
 def _matched(results: Results) -> Table:
-    def column(metric: Metric) -> tuple[Column, Of]:
-        contrast = _contrast(results, metric, "matched")
-        unit = "%" if metric.name == TO_MATCH else metric.unit
-        return Column(metric.label, f"difference, {unit}"), lambda part, arm: _difference(
-            contrast(part, arm)
-        )
+    found = {c.key: c for c in results.contrasts if c.key.place == "matched"}
+    metrics = [results.metric(name) for name in dict.fromkeys(key.metric for key in found)]
 
-    names = dict.fromkeys(c.key.metric for c in results.contrasts if c.key.place == "matched")
-    return _by_arm(results, "At matched loss", [column(results.metric(name)) for name in names])
+    def cells(part: PartResult, arm: ArmResult) -> Cells:
+        keys = [Key(part.name, arm.name, metric.name, "matched") for metric in metrics]
+        return [_difference(found.get(key)) for key in keys]
+
+    units = ["%" if metric.name == TO_MATCH else metric.unit for metric in metrics]
+    columns = [Column(m.label, f"difference, {unit}") for m, unit in zip(metrics, units, strict=True)]
+    return _by_arm(results, "At matched loss", columns, cells)
 
 
 def _reached(results: Results) -> Table:
     """How much of the budget each arm needed to come near the untouched model."""
 
-    def cell(part: PartResult, arm: ArmResult) -> Cell | None:
+    def cells(part: PartResult, arm: ArmResult) -> Cells:
         needed = list(words.to_untouched(results, part, arm).values())
         found = estimate([one for one in needed if one is not None])
         if found is None:
-            return Cell("not within the budget", kind="quiet") if needed else None
-        seeds = f"{found.n} of {counted(len(needed), 'seed')}"
-        return _cell(found.mean, found.low, found.high, fine=(seeds,))
+            return [Cell("not within the budget", kind="quiet") if needed else None]
+        return [replace(_cell(found.mean, found), fine=(f"{found.n} of {counted(len(needed), 'seed')}",))]
 
-    near = f"within {results.within or 0:g} of the untouched model's validation loss"
-    column = Column(f"training {results.unit} to come {near}", "mean of the seeds that did")
-    return _by_arm(results, f"Training {results.unit} to come {near}", [(column, cell)])
+    near = f"training {results.unit} to come within {results.within or 0:g} of the untouched model's loss"
+    return _by_arm(results, near, [Column(near, "mean of the seeds that did")], cells)
 
 
 def _samples(results: Results) -> Part:
@@ -335,18 +323,20 @@ def _samples(results: Results) -> Part:
 
 
 def _tuning(results: Results) -> Table:
-    def column(rate: float) -> tuple[Column, Of]:
-        def cell(_: PartResult, arm: ArmResult) -> Cell | None:
-            losses = [math.inf if trial.loss is None else trial.loss for trial in arm.tuning]
-            loss = next((x for x, trial in zip(losses, arm.tuning, strict=True) if trial.lr == rate), None)
-            if loss is None or loss == math.inf:
-                return loss and Cell("diverged", kind="quiet")
-            return Cell(number(loss), loss, kind="strong" if loss == min(losses) else "")
-
-        return Column(f"{rate:g}"), cell
-
     rates = sorted({trial.lr for _, arm in _rows(results) for trial in arm.tuning})
-    return _by_arm(results, "Validation loss by learning rate", [column(rate) for rate in rates])
+
+    def cells(_: PartResult, arm: ArmResult) -> Cells:
+        losses = {trial.lr: trial.loss for trial in arm.tuning}
+        least = min((loss for loss in losses.values() if loss is not None), default=None)
+        found: Cells = []
+        for rate in rates:
+            loss, kind = losses.get(rate), "strong" if losses.get(rate) == least else ""
+            diverged = Cell("diverged", kind="quiet") if rate in losses else None
+            found.append(diverged if loss is None else Cell(number(loss), loss, kind=kind))
+        return found
+
+    columns = [Column(f"{rate:g}") for rate in rates]
+    return _by_arm(results, "Validation loss by learning rate", columns, cells)
 
 
 def _failed(results: Results) -> Table:

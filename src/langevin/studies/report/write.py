@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from langevin.runs.files import not_written, write_text
+from langevin.studies.numbers import MINUS, NOTHING
 from langevin.studies.report.page import Cell, Table, render
 from langevin.studies.report.study import main_table, study_page
 from langevin.studies.results import Key, Results
-from langevin.studies.numbers import MINUS, NOTHING
 
 
 def write_report(results: Results, folder: Path) -> Path:
