@@ -26,7 +26,7 @@ DRAWN = {
     "forest": lambda: figures.forest(EFFECTS, "difference"),
     "scatter": lambda: figures.scatter(EFFECTS[:3], ("cost", "loss")),
     "curves": lambda: figures.curves(LINES, ("tokens", "loss"), level=1.2, start=0.2),
-    "log curves": lambda: figures.curves(LINES, ("length", "time"), log="xy"),
+    "log curves": lambda: figures.curves(LINES, ("length", "time"), log=True),
     "reliability": lambda: figures.reliability([Line("a", 0, [0.1, 0.9], [0.2, 0.8])], [[10, 20]]),
     "scalars": lambda: figures.scalars([Heads("a", 0, [(0, 1.0), (0, 2.0), (1, 3.0)])], "t"),
     "heatmap": lambda: figures.heatmap(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median_low
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -86,7 +86,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Heads:
-    """What an arm learned: (layer, value) of each head."""
+    """What an arm learned: a layer and a value for each head."""
 
     name: str
     index: int
@@ -142,7 +142,7 @@ def forest(marks: Sequence[Mark], label: str) -> Figure:
             axes.plot([at], [y], marker, color=colour, mfc=fill, mew=1.4, ms=6)
     axes.yaxis.set_major_locator(NullLocator())
     axes.grid(visible=True, axis="x")
-    axes.xaxis.set_major_locator(MaxNLocator(max(2, int((WIDTH - left - right) / 42)), steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(max(1, int((WIDTH - left - right) / 50)), steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(_tick)
     figure.text(0.5, 5 / height, label, ha="center", gid="x-label")
     return figure
@@ -173,7 +173,7 @@ def curves(
     lines: Sequence[Line],
     labels: tuple[str, str],
     level: float | None = None,
-    log: Literal["", "x", "xy"] = "",
+    log: bool = False,
     start: float = 0.0,
 ) -> Figure:
     """Lines over an axis. level: the height of a dashed one; start: the share of the axis whose values may
@@ -204,10 +204,6 @@ def curves(
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_locator(FixedLocator(sorted({x for line in lines for x in line.x})))
         axes.xaxis.set_major_formatter(_tick)
-    if log == "xy":
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(_tick)
-        axes.yaxis.set_minor_formatter(_tick)
     return figure
 
 
@@ -301,7 +297,9 @@ def svg(figure: Figure, key: str) -> str:
     drawn = re.sub(r' id="([xy])-label"', r' class="axis-label \1"', drawn)
     used = set(re.findall(r"#([\w-]+)[)\"]", drawn))
     drawn = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", drawn)
-    drawn = re.sub(r"<[^>]+>", lambda tag: re.sub(r"-?\d+\.\d+", _rounded, tag[0]), drawn)
+    drawn = re.sub(
+        r"<[^>]+>", lambda tag: re.sub(r"\d+\.\d+", lambda x: f"{float(x[0]):.4g}", tag[0]), drawn
+    )
     drawn = re.sub(
         r" font-family:[^;\"]*;| transform=\"rotate\(-0 [^\"]*\"|<g/>|<defs>\s*</defs>", "", drawn
     )
@@ -310,10 +308,6 @@ def svg(figure: Figure, key: str) -> str:
         "#[0-9a-f]{6}", lambda c: f"var(--{VARIABLES[c[0]]})" if c[0] in VARIABLES else c[0], drawn
     )
     return re.sub(r"\s*\n\s*", "\n", drawn)
-
-
-def _rounded(found: re.Match[str]) -> str:
-    return f"{float(found[0]):.2f}".rstrip("0").rstrip(".")
 
 
 def _look(index: int) -> tuple[str, str]:

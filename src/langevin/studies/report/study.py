@@ -32,7 +32,6 @@ NOTES = {
     "correction for all of them; at or under 0.05 is confirmed. A run that diverged ranks last.",
     "metrics": "Means over seeds with 95 % t intervals; under them the paired difference to the reference "
     "with its own. None of it is judged here.",
-    "curves": "Validation loss; the model with the smallest is the one that is measured.",
     "reliability": "All seeds pooled. On the dashed diagonal a model is right as often as it says; under "
     "it, it is too sure.",
     "scalars": "A marker a head, means over seeds; lines through the means of layers.",
@@ -274,7 +273,11 @@ def _others(results: Results) -> Table:
     def cell(part: PartResult, arm: ArmResult, metric: Metric) -> Cell | None:
         mean = _mean(arm, metric)
         told = _difference(results.contrast(Key(part.name, arm.name, metric.name)))
-        return replace(mean, fine=(f"{told.shown} {told.aside}",)) if mean and told else mean
+        return (
+            replace(mean, fine=(f"{told.shown} {told.aside}",))
+            if mean and told and told.value is not None
+            else mean
+        )
 
     metrics = results.metrics[1:]
     columns = [Column(metric.label, _unit(metric)) for metric in metrics]
