@@ -18,7 +18,7 @@ from langevin import figures
 from langevin.evaluation.rows import Row
 from langevin.studies.report import render, study_page, write_report
 from langevin.studies.report.page import COLOURS, SYMBOLS, Column, Page, Part, Section, Table
-from langevin.studies.results import Contrast, Key
+from langevin.studies.results import Contrast, Key, RunResult, contrasts
 
 FULL = {"claims": True, "grid": True, "diverged": True, "swap": True}
 VERDICT_WORDS = r"\b(better|worse|winner|significant)\b"
@@ -283,6 +283,40 @@ def test_without_figures_a_page_takes_milliseconds_and_no_drawing_library():
     assert (time.perf_counter() - started) / 10 < 0.1
     code = "import sys, langevin.studies.report; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+ODD = {
+    "one arm": lambda results: _with_arms(results, results.parts[0].arms[:1]),
+    "nothing has ended": lambda results: study(arms=2, seeds=7, ended=0),
+    "all diverged": lambda results: _with_runs(results, lambda run: RunResult(run.seed, "diverged")),
+    "all failed": lambda results: _with_runs(results, lambda run: RunResult(run.seed, "failed", "killed")),
+    "one seed": lambda results: study(arms=3, seeds=1),
+    "all alike": lambda results: _with_runs(
+        results, lambda run: replace(run, rows=(Row("nll", 2.0), Row("nll", 0.5, at={"set": "hard"})))
+    ),
+    "holes in a grid": lambda results: _with_runs(
+        results,
+        lambda run: replace(run, rows=tuple(Row("nll", 1.0, at={"a": a, "b": 3 - a}) for a in (1, 2))),
+    ),
+    "no costs": lambda results: _with_arms(results, [replace(a, costs=()) for a in results.parts[0].arms]),
+}
+
+
+def _with_arms(results, arms):
+    results = replace(results, parts=(replace(results.parts[0], arms=tuple(arms)),))
+    family = [Key("", arm.name, "nll") for arm in arms[1:]]
+    return replace(results, contrasts=contrasts(results, family) if results.finished else ())
+
+
+def _with_runs(results, change):
+    arms = results.parts[0].arms
+    return _with_arms(results, [replace(arm, runs=tuple(change(run) for run in arm.runs)) for arm in arms])
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_studies_have_a_page_too(kind, tmp_path):
+    results = ODD[kind](study(arms=2, seeds=7))
+    assert results.title in write_report(results, tmp_path).read_text()
 
 
 def test_exactly_the_five_files_are_written(folder):

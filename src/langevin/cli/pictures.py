@@ -26,9 +26,7 @@ def curves(runs: list[Run]) -> Figure:
             for rows in (run.metrics("train"), run.metrics("valid"))
         )
         lines.append(Line(f"{run.config.mixer} ({run.path.name})", i, *valid, pale=[train]))
-    return figures.curves(
-        lines, ("training tokens", "validation loss, and training loss pale (nats per token)")
-    )
+    return figures.curves(lines, ("training tokens", "loss (nats per token); training pale"))
 
 
 def reliability(runs: list[Run], split: str) -> Figure:

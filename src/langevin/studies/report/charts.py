@@ -175,11 +175,12 @@ Measured = dict[str, dict[tuple[Any, ...], list[float]]]
 
 
 def _grids(results: Results, part: PartResult) -> list[Chart]:
-    """What was measured at places: over one coordinate a line an arm, over two a heatmap each."""
+    """What was measured at places that are numbers: over one a line an arm, over two a heatmap each."""
     found: dict[tuple[str, tuple[str, ...]], Measured] = {}
     for arm in part.arms:
         for row in (row for run in arm.done for row in run.rows):
-            if row.at and "step" not in row.at and math.isfinite(row.value):
+            known = all(isinstance(place, int | float) for place in row.at.values())
+            if row.at and known and "step" not in row.at and math.isfinite(row.value):
                 values = found.setdefault((row.metric, tuple(row.at)), {}).setdefault(
                     arm.name, defaultdict(list)
                 )
@@ -215,12 +216,12 @@ def _over_two(
     every = [fmean(seeds) for values in measured.values() for seeds in values.values()]
     made = []
     for arm, values in measured.items():
+        own = [fmean(seeds) for seeds in values.values()]
         rows, columns = (sorted({place[i] for place in values}) for i in (0, 1))
         means = [[fmean(values[row, column] or [math.nan]) for column in columns] for row in rows]
         grid = Grid(means, [plainly(row) for row in rows], [plainly(column) for column in columns])
         labels, meaning = (axes[1], axes[0]), with_unit(metric.label, metric.unit)
         figure = figures.heatmap([grid], labels, meaning, (min(every), max(every)))
-        made.append(
-            _chart(f"{arm}: {title}", figure, [f"from {number(means[0][0])} to {number(means[-1][-1])}"])
-        )
+        told = [f"{number(min(own))} to {number(max(own))}"]
+        made.append(_chart(f"{arm}: {title}", figure, told))
     return made
