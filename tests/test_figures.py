@@ -26,7 +26,7 @@ DRAWN = {
     "forest": lambda: figures.forest(EFFECTS, "difference"),
     "scatter": lambda: figures.scatter(EFFECTS[:3], ("cost", "loss")),
     "curves": lambda: figures.curves(LINES, ("tokens", "loss"), level=1.2, start=0.2),
-    "log curves": lambda: figures.curves(LINES, ("length", "time"), log=True),
+    "log curves": lambda: figures.curves(LINES, ("length", "time"), log="xy"),
     "reliability": lambda: figures.reliability([Line("a", 0, [0.1, 0.9], [0.2, 0.8])], [[10, 20]]),
     "scalars": lambda: figures.scalars([Heads("a", 0, [(0, 1.0), (0, 2.0), (1, 3.0)])], "t"),
     "heatmap": lambda: figures.heatmap(
@@ -96,7 +96,15 @@ def test_the_start_of_training_may_lie_above_the_frame():
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0, "0"), (-0.05, "−0.05"), (9999, "9999"), (250_000, "250 k"), (2e6, "2 M"), (5e13, "50 T")],
+    [
+        (0, "0"),
+        (-0.05, "−0.05"),
+        (9999, "9999"),
+        (16_384, "16,384"),
+        (250_000, "250 k"),
+        (2e6, "2 M"),
+        (5e13, "50 T"),
+    ],
 )
 def test_ticks_are_short(value, shown):
     assert figures._tick(value) == shown

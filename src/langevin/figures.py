@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median_low
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox, blended_transform_factory
 
 from langevin.errors import UsageError
@@ -173,7 +173,7 @@ def curves(
     lines: Sequence[Line],
     labels: tuple[str, str],
     level: float | None = None,
-    log: bool = False,
+    log: Literal["", "x", "xy"] = "",
     start: float = 0.0,
 ) -> Figure:
     """Lines over an axis. level: the height of a dashed one; start: the share of the axis whose values may
@@ -199,11 +199,15 @@ def curves(
         axes.set_ylim(min(late) - room, max(late) + room)
     if level is not None:
         axes.axhline(level, **DASHED)
-    if log:
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_locator(FixedLocator(sorted({x for line in lines for x in line.x})))
-        axes.xaxis.set_major_formatter(_tick)
+    places = sorted({x for line in lines for x in line.x})
+    for name in log:
+        axis, ticks = (
+            (axes.xaxis, FixedLocator(places)) if name == "x" else (axes.yaxis, LogLocator(subs=(1, 2, 5)))
+        )
+        axes.set(**{f"{name}scale": "log"})
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_locator(ticks)
+        axis.set_major_formatter(_tick)
     return figure
 
 
@@ -334,9 +338,11 @@ def _label(axes: Axes, x: str, y: str) -> None:
 
 
 def _tick(value: float, _: Any = None) -> str:
-    """0.05, −3, 250 k, 2 M"""
+    """0.05, −3, 250 k, 2 M, and 16,384 as it is"""
     power = 0 if abs(value) < 10_000 else min(4, int(math.log10(abs(value)) / 3))
-    return f"{value / 1000**power:.6g} {' kMGT'[power]}".strip().replace("-", "\N{MINUS SIGN}")
+    shown = f"{value / 1000**power:.6g} {' kMGT'[power]}".strip()
+    shown = f"{value:,.0f}" if power == 1 and len(shown) > 6 else shown
+    return shown.replace("-", "\N{MINUS SIGN}")
 
 
 def _name(figure: Figure, axes: Axes, marks: Sequence[Mark]) -> None:

@@ -206,7 +206,7 @@ def _over_one(
     log = min(every) > 0 and max(every) >= 8 * min(every)
     labels = f"{axes[0]}, log scale" if log else axes[0], with_unit(metric.label, metric.unit)
     told = [f"{line.name} {number(line.y[0])} to {number(line.y[-1])}" for line in lines]
-    figure = figures.curves(lines, labels, log=log)
+    figure = figures.curves(lines, labels, log="x" if log else "")
     return [_chart(sentence_case(title), figure, told, "With 95 % t intervals.", lines)]
 
 

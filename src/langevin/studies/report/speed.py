@@ -54,7 +54,8 @@ def _chart(rows: list[dict[str, Any]], part: str, ratio: str) -> Chart:
         own = [row for row in rows if row["mixer"] == name and row["part"] == part]
         lines.append(figures.Line(name, index, [r["length"] for r in own], [r[ratio] for r in own]))
     title = f"{PARTS[part]}, {RATIOS[ratio]}"
-    drawn = figures.curves(lines, ("length (tokens), log scale", "time (× softmax)"), level=1.0, log=True)
+    labels = "length (tokens), log scale", "time (× softmax), log scale"
+    drawn = figures.curves(lines, labels, level=1.0, log="xy")
     legend = tuple(enumerate(names))
     return Chart(title, figures.svg(drawn, f"speed-{part}-{ratio}"), told=title, legend=legend)
 
