@@ -64,7 +64,8 @@ def _forest(results: Results) -> list[Chart]:
             if found is None:
                 continue
             diverged = sum(run.status == "diverged" for run in arm.runs)
-            shown = f"diverged on {diverged} of {len(arm.runs)}" if diverged else "no pairs"
+            shown = "the reference diverged" if found.pairs else "no pairs"
+            shown = f"diverged on {diverged} of {len(arm.runs)}" if diverged else shown
             if found.difference is not None:
                 shown = number(found.difference, spread, sign=True)
                 shown += f" ± {number(half_width(found.low, found.high), spread)}" if _ends(found) else ""

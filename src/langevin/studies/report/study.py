@@ -163,7 +163,7 @@ def _cell(value: float, ends: Any, spread: float | None = None, sign: bool = Fal
     if abs(value) < 1000 or sign:
         spread = spread or numbers.half_width(low, high)
         return Cell(number(value, spread, sign), value, numbers.interval(low, high, sign, spread))
-    aside = "" if low is None or high is None else f"[{amount(max(low, 0.0), unit)}, {amount(high, unit)}]"
+    aside = "" if low is None or high is None else f"[{amount(low, unit)}, {amount(high, unit)}]"
     return Cell(amount(value, unit), value, aside)
 
 
@@ -304,7 +304,7 @@ def _reached(results: Results) -> Table:
 
     def cells(part: PartResult, arm: ArmResult) -> Cells:
         needed = list(words.to_untouched(results, part, arm).values())
-        found = estimate([one for one in needed if one is not None])
+        found = estimate([one for one in needed if one is not None], scale="log")
         if found is None:
             return [Cell("not within the budget", kind="quiet") if needed else None]
         return [replace(_cell(found.mean, found), fine=(f"{found.n} of {counted(len(needed), 'seed')}",))]
