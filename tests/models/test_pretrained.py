@@ -10,8 +10,9 @@ from tiny_models import close, tiny, tokens
 
 import langevin
 from langevin.errors import UsageError
+from langevin.mixers import parse
 from langevin.models import pretrained as module
-from langevin.models.pretrained import located, pretrained, tokenizer_of, trained_length
+from langevin.models.pretrained import located, own_mixer, pretrained, tokenizer_of, trained_length
 
 
 @pytest.fixture
@@ -42,6 +43,14 @@ def test_a_converted_folder_is_converted_again_or_left(data: Path) -> None:
     assert torch.equal(pretrained("converted", None)(ids).logits, converted(ids).logits)
     again = pretrained(str(data / "converted"), "softmax")
     assert close(again(ids).logits, langevin.convert(converted, "softmax")(ids).logits, 1e-5)
+
+
+def test_the_mixer_a_model_has_is_told(data: Path) -> None:
+    assert own_mixer("mine") == "softmax"
+    tiny("gpt2", "heat(t='head')").save_pretrained(data / "converted")
+    assert own_mixer("converted") == str(parse("heat(t='head')"))
+    tiny("langevin", mixer=["softmax", "sima"]).save_pretrained(data / "ours")
+    assert own_mixer("ours") == "softmax; sima"
 
 
 def test_a_model_is_found_by_folder_then_data_then_hub(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

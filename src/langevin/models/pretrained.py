@@ -85,6 +85,17 @@ def without_weights(name: str, spec: str) -> Any:
     return model
 
 
+def own_mixer(name: str) -> str:
+    """The spec by which a saved model mixes as it stands, or one a layer separated by semicolons; a plain
+    transformers model mixes by softmax."""
+    from langevin.models.convert import class_of, read_config
+
+    where = located(name)
+    _, _, specs = class_of(read_config(where, {})[0], None, where)
+    written = [str(spec) for spec in specs] or ["softmax"]
+    return written[0] if len(set(written)) == 1 else "; ".join(written)
+
+
 def trained_length(name: str) -> int:
     """The longest text it was made for."""
     from langevin.models.convert import read_config

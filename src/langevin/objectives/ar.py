@@ -9,10 +9,11 @@ evaluation compare those logits with these targets as they stand.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -56,25 +57,33 @@ def summed_loss(
     return summed, targets_BL.numel() if scored_BL is None else scored_BL.sum()
 
 
+def predicted(model: Any, batch: Batch, **options: Any) -> tuple[Any, Tensor, Tensor | None]:
+    """What the model puts out for a batch, the targets, and which of them count (None: all).
+
+    The batch holds tokens (B, T); perhaps position_ids (B, T), which start anew where attention must not
+    look back, and scored (B, T), False where a token is not to be predicted.
+    """
+    inputs, targets = shift(batch["tokens"])
+    places = {name: batch[name][:, :-1] for name in ("position_ids",) if name in batch}
+    out = model(input_ids=inputs, use_cache=False, **places, **options)
+    return out, targets, batch["scored"][:, 1:] if "scored" in batch else None
+
+
 @register("ar")
 @dataclass(frozen=True)
 class Autoregression(Objective):
     likelihood = "exact"
-    criterion = staticmethod(summed_loss)
+    criterion: ClassVar[Callable[..., tuple[Tensor, Tensor | int]]] = staticmethod(summed_loss)
 
     def loss(
         self, model: Any, batch: Batch, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor | int]:
-        """The batch holds tokens (B, T); perhaps position_ids (B, T), which start anew where attention must
-        not look back, and scored (B, T), False where a token is not to be predicted."""
-        inputs, targets = shift(batch["tokens"])
-        places = {name: batch[name][:, :-1] for name in ("position_ids",) if name in batch}
-        logits = model(input_ids=inputs, use_cache=False, **places).logits
-        return self.criterion(logits, targets, batch["scored"][:, 1:] if "scored" in batch else None)
+        out, targets, scored = predicted(model, batch)
+        return self.criterion(out.logits, targets, scored)
 
     def with_compiled_loss(self) -> Autoregression:
-        changed = Autoregression()
-        object.__setattr__(changed, "criterion", torch.compile(summed_loss, dynamic=False))
+        changed = copy.copy(self)
+        object.__setattr__(changed, "criterion", torch.compile(self.criterion, dynamic=False))
         return changed
 
     def sampler(self) -> Callable[..., Any]:

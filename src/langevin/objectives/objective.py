@@ -7,13 +7,16 @@ how it writes text; the training loop knows none of them by name.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from langevin.errors import UsageError
 from langevin.registry import Registry
+
+if TYPE_CHECKING:
+    from langevin.settings import TrainConfig
 
 OBJECTIVES = Registry("objective", 'name(key=value, ...), for example "ar"')
 register = OBJECTIVES.register
@@ -29,11 +32,19 @@ class Objective:
     head: ClassVar[str] = "LangevinForCausalLM"  # the class of models/backbone.py that has it
     likelihood: ClassVar[Literal["exact", "bound"] | None] = None
 
+    def check(self, config: TrainConfig) -> None:
+        """Raise where it does not go with the settings of a run: before any work."""
+
+    def bound(self, config: TrainConfig, model: Any) -> Objective:
+        """The objective with what it needs besides the batches of a run; asked once, before training."""
+        return self
+
     def loss(
         self, model: Any, batch: Batch, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor | int]:
         """The loss summed over what counts, in nats, and how much counts: so that the parts of a batch,
-        and processes, add up. Random numbers come from the generator (None: torch's own stream)."""
+        and processes, add up. Random numbers come from the generator (None: torch's own stream). A
+        model in training gets batches with `progress` in them: the part of the budget spent, 0 to 1."""
         raise NotImplementedError(f"{type(self).__name__} must say what its loss is")
 
     def with_compiled_loss(self) -> Objective:

@@ -48,11 +48,11 @@ def run(config: TrainConfig, folder: Path, threads: int, test_tokens: int, along
     record = RunResult(config.seed, curve=curve, environment=environment_of(found))
     if trouble is not None:
         return asdict(replace(record, status="diverged", error=trouble))
-    device = pick_device(config.device)
-    rows, details = measured(found, device, test_tokens)
+    device, data = pick_device(config.device), found.task.prepare(found.config)
+    rows, details = measured(found, data, device, test_tokens)
     for point in curve if along else ():
         model = from_pretrained(folder / EVALUATED / f"step-{point.step}").eval()
-        then = evaluate_model(found, model, device=device, limit=test_tokens, **_quick(found))
+        then = evaluate_model(found, model, data=data, device=device, limit=test_tokens, **_quick(found))
         rows += [replace(Row(**row), at={"step": point.step}) for row in then["rows"] if not row["at"]]
     for served in (EVALUATED, "checkpoints"):
         shutil.rmtree(folder / served, ignore_errors=True)
@@ -86,11 +86,12 @@ def _train(config: TrainConfig, folder: Path, threads: int) -> str | None:
 
 
 def measured(
-    found: Any, device: str, test_tokens: int | None, evaluation: dict[str, Any] | None = None
+    found: Any, data: Any, device: str, test_tokens: int | None, evaluation: dict[str, Any] | None = None
 ) -> tuple[list[Row], dict[str, Any]]:
     """What the task measures of a trained run on test, unless it is known, and details that pages show."""
     if evaluation is None:
-        evaluation, _ = evaluate(found, "test", device=device, limit=test_tokens, **_quick(found))
+        options = {"device": device, "limit": test_tokens, **_quick(found)}
+        evaluation, _ = evaluate(found, "test", data=data, **options)
     reliability = [
         {**row, "accuracy": None if row["accuracy"] is None else row["accuracy"]["value"]}
         for row in evaluation.get("calibration", {}).get("reliability", [])
@@ -100,7 +101,7 @@ def measured(
         for row in evaluation.get("learned", [])
         if row.get("channel") is None
     ]
-    details = {"reliability": reliability, "learned": learned, "sample": sample(found, device)}
+    details = {"reliability": reliability, "learned": learned, "sample": sample(found, data, device)}
     details |= {"examples": evaluation.get("examples", ())}
     return [Row(**row) for row in evaluation["rows"]], {k: v for k, v in details.items() if v}
 
@@ -121,9 +122,8 @@ def _quick(found: Any) -> dict[str, Any]:
     return {k: v for k, v in wanted.items() if k in inspect.signature(found.task.measure).parameters}
 
 
-def sample(found: Any, device: str) -> dict[str, str] | None:
+def sample(found: Any, corpus: Any, device: str) -> dict[str, str] | None:
     """A text that goes on from how the test text begins; None: the objective writes none."""
-    corpus = found.task.prepare(found.config)
     try:
         write = found.objective.sampler()
     except UsageError:

@@ -49,7 +49,8 @@ class Trainer:
         self, config: TrainConfig, model: Any, data: Any, folder: Path, world: World | None = None
     ) -> None:
         self.config, self.model, self.data, self.folder = config, model, data, folder
-        self.task, self.objective = TASKS.parse(config.task), OBJECTIVES.parse(config.objective)
+        self.task = TASKS.parse(config.task)
+        self.objective: Objective = OBJECTIVES.parse(config.objective).bound(config, model)
         self.a_step = self.task.tokens_a_step(config)
         self.world = world or World()
         self.device = next(model.parameters()).device
@@ -72,6 +73,7 @@ class Trainer:
         if config.compile == "on":
             self.training_loss = torch.compile(self.training_loss, dynamic=False)
         self.feed = self.task.feed(data, config, self.device, self.world.share)
+        self.spent = torch.zeros((), device=self.device)  # of the budget, from 0 to 1
         self.lost = torch.zeros(2, device=self.device)  # sum and number of losses since they were read
         self.parts = 0
         own = self.stream if config.graphs and self.world.size == 1 else None
@@ -121,10 +123,13 @@ class Trainer:
         saved_at, trained = time.monotonic(), 0.0
         last = self.state.step - self.state.step % self._every()  # evaluation
         pace = Pace(self.config.minutes, self.state.step) if self.config.minutes is not None else None
-        if not self.state.total:  # nothing to train: the model as it starts
-            with self._stream():
+        if self.state.step == 0 and (self.config.init is not None or not self.state.total):
+            with self._stream():  # the model as it starts
+                begin = time.perf_counter()
                 self._evaluate(progress)
-                self.save()
+                self.state.seconds += time.perf_counter() - begin
+                if not self.state.total:
+                    self.save()
         while self.state.step < self.state.total and self.stopped_by is None:
             with self._stream():
                 begin = time.perf_counter()
@@ -182,6 +187,7 @@ class Trainer:
 
     def _step(self, step: int) -> None:
         set_rate(self.update.optimizers, factor(step, self.state.total, self.config))
+        self.spent.fill_(step / self.state.total)
         self.feed.put(step)
         self.compute()
         if self.on_gpu:
@@ -219,7 +225,7 @@ class Trainer:
         """Of training batches by the compiled model, of others by the plain one: a shape more to compile
         would cost more than it brings."""
         if self.model.training:
-            return self.training_loss(batch)
+            return self.training_loss({**batch, "progress": self.spent})
         return self._loss(self.model, self.objective, batch)
 
     def _loss(self, model: Any, objective: Objective, batch: Batch) -> tuple[Tensor, Tensor | int]:

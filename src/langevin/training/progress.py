@@ -177,7 +177,7 @@ class Progress:
 
 
 def cut_metrics(path: Path, step: int) -> None:
-    """Forget what was logged after a checkpoint that a run goes on from."""
-    rows = [row for row in read_metrics(path) if row["step"] <= step]
+    """Forget what was logged after a checkpoint that a run goes on from; at its start, everything."""
+    rows = [row for row in read_metrics(path) if row["step"] <= step and step]
     if rows or path.exists():
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))

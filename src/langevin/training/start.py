@@ -131,7 +131,8 @@ def _budget(config: TrainConfig) -> tuple[float | None, ...]:
 
 def resolved(config: TrainConfig, device: str) -> TrainConfig:
     """The config with what `auto` means on this device spelled out; what it names must be known."""
-    TASKS.parse(config.task), OBJECTIVES.parse(config.objective)
+    TASKS.parse(config.task)
+    objective = OBJECTIVES.parse(config.objective)
     for spec in config.mixer.split(";"):
         parse(spec.strip())
     if config.compile in ("on", "loss") and not can_compile(device):
@@ -147,8 +148,10 @@ def resolved(config: TrainConfig, device: str) -> TrainConfig:
     )
     if config.init is None:
         model_config(config, vocab_size=2)  # what cannot be built should not wait for the data
-        return config
-    return _like_the_pretrained(config)
+    else:
+        config = _like_the_pretrained(config)
+    objective.check(config)
+    return config
 
 
 def _absolute(data: str) -> str:
