@@ -36,7 +36,7 @@ class Stories:
         return {"grammar_sha256": fingerprint(), "settings": asdict(self)}
 
     def read(self) -> Texts:
-        from langevin.data.synthetic.stories import nats_per_story, stories
+        from langevin.data.synthetic.stories import NATS_PER_STORY, stories
 
         texts: dict[str, list[str]] = {split: [] for split in SPLITS}
         nats: dict[str, list[float]] = {split: [] for split in SPLITS}
@@ -47,6 +47,6 @@ class Stories:
         return Texts(
             {split: partial(iter, some) for split, some in texts.items()},
             documents=True,
-            facts={"split": "unrelated seeds", "nats_per_story": nats_per_story()},
+            facts={"split": "unrelated seeds", "nats_per_story": NATS_PER_STORY},
             nats={split: math.fsum(some) for split, some in nats.items()},
         )

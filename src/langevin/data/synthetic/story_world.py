@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -114,28 +113,6 @@ class World:
 
     def others(self, person: int) -> list[int]:
         return [i for i in range(len(self.people)) if i != person]
-
-    @property
-    def outline(self) -> Hashable:
-        """All that the entropy of the rest of the story depends on.
-
-        That is the world up to renaming: which person, toy or place is which does not matter, nor does
-        what changes only the words of the ending (the shape, the wish).
-        """
-        kept: dict[Spot, list[bool]] = {}
-        for thing, spot in zip(self.things, self.spots, strict=True):
-            kept.setdefault(spot, []).append(thing.food)
-
-        def at(spot: Spot) -> tuple[bool, ...]:
-            return tuple(sorted(kept.get(spot, ())))
-
-        lost = at(Spot("lost"))
-        people = sorted(
-            (i == self.topic, bool(lost) and i == 0, at(Spot("held", i)), at(Spot("eaten", i)))
-            for i in range(len(self.people))
-        )
-        places = sorted((i == self.here, at(Spot("lying", i))) for i in range(len(self.places)))
-        return (tuple(people), tuple(places), lost, self.rained, self.events)
 
 
 GIRLS = ("Mia", "Anna", "Lily", "Rose", "Ella", "Nora", "Ivy", "Clara", "Ruth", "Zoe", "Emma", "Jane")
