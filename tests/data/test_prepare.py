@@ -35,7 +35,7 @@ def text(tmp_path):
 
 
 def leftovers(corpus):
-    return [p.name for p in corpus.folder.parent.iterdir() if p.name.endswith("building")]
+    return [p.name for p in corpus.folder.parent.iterdir() if p.name.endswith((".writing", ".old"))]
 
 
 def test_the_splits_join_to_the_text_and_decode_to_it(text):
@@ -123,7 +123,7 @@ def test_interrupted_work_leaves_nothing_half_done(text, monkeypatch, tmp_path):
 
 def test_what_a_killed_process_left_is_removed_by_the_next(text):
     corpus = prepare(text, "bytes")
-    left = corpus.folder.rename(corpus.folder.parent / f".{corpus.folder.name}.killed.building")
+    left = corpus.folder.rename(corpus.folder.parent / f".{corpus.folder.name}.writing")
     (left / "manifest.json").unlink()
     again = prepare(text, "bytes")
     assert again.folder == corpus.folder

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from filelock import FileLock
+
 from langevin.data.texts import SEPARATOR
 from langevin.errors import UsageError
+from langevin.runs.files import write_folder
 
 
 @dataclass(frozen=True)
@@ -33,28 +36,23 @@ class HubTexts:
 
     def fetch(self, folder: Path) -> None:
         """Write the files into the folder, all or none."""
-        load_dataset = import_module("datasets").load_dataset
+        load = partial(import_module("datasets").load_dataset, self.repository, self.config)
+        parts: dict[str, list[Iterable[dict[str, str]]]] = {
+            name: [load(split=split, revision=self.revision) for split in splits]
+            for name, splits in self.files.items()
+        }
+
+        def write(place: Path) -> None:
+            for name, rows in parts.items():
+                with open(place / name, "w", encoding="utf-8", newline="") as file:
+                    for row in chain.from_iterable(rows):
+                        text = row["text"] or self.blank
+                        file.write(f"{text.strip()}\n{SEPARATOR}\n" if self.documents else text)
 
         folder.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            for name, splits in self.files.items():
-                with open(building / name, "w", encoding="utf-8", newline="") as file:
-                    for split in splits:
-                        rows: Iterable[dict[str, str]] = load_dataset(
-                            self.repository, self.config, split=split, revision=self.revision
-                        )
-                        for row in rows:
-                            text = row["text"] or self.blank
-                            file.write(f"{text.strip()}\n{SEPARATOR}\n" if self.documents else text)
-            building.chmod(0o755)
-            try:
-                building.rename(folder)
-            except OSError:
-                if not folder.is_dir():  # else another process was first
-                    raise
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
+        with FileLock(folder.parent / f".{folder.name}.lock"):
+            if not folder.is_dir():  # else another process was first
+                write_folder(folder, write)
 
 
 def has_datasets() -> bool:

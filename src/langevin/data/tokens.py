@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -21,7 +19,9 @@ from filelock import FileLock
 from langevin.data import tokenizers
 from langevin.data.corpus import Corpus
 from langevin.data.shards import build
-from langevin.data.sources import Source, fingerprint
+from langevin.data.sources import Source
+from langevin.errors import UsageError
+from langevin.runs.files import changed, read_json, write_folder
 
 FORMAT = 2
 """Changes whenever the same recipe would give other files."""
@@ -44,20 +44,11 @@ def tokenised(source: Source, tokenizer: str, cache: Path, verify: bool, progres
         return _opened(folder, source)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.parent / f".{folder.name}.lock"):
-        _remove_leftovers(folder)
         if folder.exists():
             if (found := damage(folder, verify)) is None:
                 return _opened(folder, source)
             warnings.warn(f"{found}: preparing {source.name} again", stacklevel=3)
-        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".building", dir=folder.parent))
-        try:
-            build(building, source, tokenizer, loaded, recipe, progress)
-            building.chmod(0o755)
-            if folder.exists():
-                folder.rename(building.with_suffix(".damaged.building"))
-            building.rename(folder)
-        finally:
-            _remove_leftovers(folder)
+        write_folder(folder, lambda place: build(place, source, tokenizer, loaded, recipe, progress))
     return _opened(folder, source)
 
 
@@ -66,21 +57,14 @@ def damage(folder: Path, verify: bool) -> str | None:
 
     Sizes are always compared with the manifest; with `verify`, also the sha256 of every file.
     """
-    path = folder / "manifest.json"
     try:
-        files = json.loads(path.read_text(encoding="utf-8"))["files"]
-        expected = {folder / name: (facts["bytes"], facts["sha256"]) for name, facts in files.items()}
-    except FileNotFoundError:
-        return f"{path} is missing"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{path} is damaged ({type(error).__name__}: {error})"
-    for file, (size, sha256) in expected.items():
-        if not file.is_file():
-            return f"{file} is missing"
-        if file.stat().st_size != size:
-            return f"{file} is damaged ({file.stat().st_size:,} bytes instead of {size:,})"
-        if verify and fingerprint(file)["sha256"] != sha256:
-            return f"{file} is damaged (its sha256 is not the one in manifest.json)"
+        manifest = read_json(folder / "manifest.json", {"files": {str: {"bytes": int, "sha256": str}}})
+    except UsageError as error:
+        return error.cause
+    for name, facts in manifest["files"].items():
+        problem = changed(folder / name, facts["bytes"], facts["sha256"], verify)
+        if problem is not None:
+            return f"{folder / name} {problem}"
     return None
 
 
@@ -106,9 +90,3 @@ def _opened(folder: Path, source: Source) -> Corpus:
         )
         warnings.warn(f"{counts} stand word for word in train, too", stacklevel=4)
     return Corpus(folder, manifest)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """What this process, or one that was killed, began. Only with the lock held."""
-    for leftover in folder.parent.glob(f".{folder.name}.*.building"):
-        shutil.rmtree(leftover, ignore_errors=True)

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from langevin.errors import UsageError, WorkError
-from langevin.runs.files import read_json, remove, sha256, write_folder
+from langevin.runs.files import changed, read_json, remove, sha256, write_folder
 from langevin.training.parallel import World, fill, whole
 
 Held = Mapping[str, Mapping[str, Tensor]]  # tensors by the file they are in and their name there
@@ -170,13 +170,9 @@ def damage(path: Path) -> str | None:
     if not {"weights.safetensors", "state.json"} <= manifest.keys():
         return "its manifest does not list its files"
     for name, expected in manifest.items():
-        file = path / Path(name).name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != expected["size"]:
-            return f"{name} has {file.stat().st_size} bytes, not {expected['size']}"
-        if sha256(file) != expected["sha256"]:
-            return f"{name} was changed"
+        problem = changed(path / Path(name).name, expected["size"], expected["sha256"])
+        if problem is not None:
+            return f"{name} {problem}"
     return None
 
 
