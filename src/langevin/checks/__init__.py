@@ -1,4 +1,10 @@
-"""What `langevin check` tries: subjects (what is under test) and properties (what must hold)."""
+"""`langevin check`: does a mixer, or a saved causal model, keep its promises?
+
+    langevin.check("heat(t='adaptive')").passed
+    langevin.check("mine.py:Mixer", against="ssmax(s=0.43)").failures
+
+Subjects are what is under test, properties what must hold.
+"""
 
 from __future__ import annotations
 

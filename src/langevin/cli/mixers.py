@@ -91,7 +91,7 @@ class Check:
     """Print JSON."""
 
     def __call__(self) -> int:
-        from langevin.check import check
+        from langevin.checks import check
         from langevin.mixers import examples
 
         console = console_for(stderr=True)

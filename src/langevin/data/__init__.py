@@ -12,8 +12,8 @@ from typing import Any
 
 from langevin.data.corpus import Corpus, same_data
 from langevin.data.folders import cache_root
+from langevin.data.shards import tokenised
 from langevin.data.sources import GENERATED, NAMED, find
-from langevin.data.tokens import tokenised
 
 __all__ = ["Corpus", "Listed", "names", "prepare", "same_data"]
 

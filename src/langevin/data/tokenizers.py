@@ -252,25 +252,14 @@ def _wrapped(backend: Tokenizer, has_unknown: bool = False) -> PreTrainedTokeniz
 def _bytes() -> Tokenizer:
     """Token b is byte b; 256 is the end of text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    tokenizer = Tokenizer(
-        models.BPE(vocab={sign: byte for byte, sign in enumerate(_byte_signs())}, merges=[])
-    )
+    vocabulary = {sign: byte for byte, sign in bytes_to_unicode().items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([SEPARATOR])
     return tokenizer
-
-
-def _byte_signs() -> list[str]:
-    """The printable character that stands for each byte in byte-level BPE: itself, or one from 256 on."""
-    printable = {
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    }
-    others = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def _encode_bytes(texts: list[str], places: bool) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
@@ -324,7 +313,7 @@ def _bpe(size: int, texts: Iterable[str]) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[SEPARATOR],
-        initial_alphabet=_byte_signs(),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
