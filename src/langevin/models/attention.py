@@ -289,11 +289,10 @@ class NeighborMixing(Mixing):
     ) -> tuple[Tensor, None]:
         if weights:
             raise UsageError("neighbor has no attention weights", "It mixes neighbours directly.")
-        if cache is None:
-            return self.langevin(x_BLW, view), None
-        layer = state_layer(cache, self.layer_idx)
-        y, state = self.langevin.advance(x_BLW, view, layer.state)
-        layer.store(state, x_BLW.shape[1])
+        layer = None if cache is None else state_layer(cache, self.layer_idx)
+        y, state = self.langevin(x_BLW, view, None if layer is None else layer.state)
+        if layer is not None:
+            layer.store(state, x_BLW.shape[1])
         return y, None
 
 
