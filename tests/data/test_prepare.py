@@ -100,15 +100,6 @@ def test_a_damaged_file_is_refused_by_name_and_made_again(text, file, how):
     assert leftovers(again) == []
 
 
-def test_without_verifying_only_sizes_are_compared(text):
-    path = prepare(text, "bytes").folder / "train.bin"
-    path.write_bytes(b"\x07" + path.read_bytes()[1:])
-    assert prepare(text, "bytes", verify=False).tokens("train")[0] == 7
-    path.write_bytes(path.read_bytes()[:-2])
-    with pytest.warns(UserWarning, match="bytes instead of"):
-        prepare(text, "bytes", verify=False)
-
-
 def test_interrupted_work_leaves_nothing_half_done(text, monkeypatch, tmp_path):
     def interrupted(*arguments):
         raise KeyboardInterrupt

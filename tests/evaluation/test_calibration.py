@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -134,7 +135,7 @@ def test_reliability_data_add_up_and_can_be_written_as_json():
     empty = [b for b in found.reliability if not b.count]
     assert empty
     assert all(b.confidence is None and b.accuracy is None for b in empty)
-    written = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    written = json.loads(json.dumps(asdict(found), allow_nan=False))
     assert written["ece"]["value"] == found.ece.value
     assert written["reliability"][14]["accuracy"]["low"] <= written["reliability"][14]["accuracy"]["high"]
 

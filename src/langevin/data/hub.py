@@ -75,22 +75,21 @@ def reachable() -> bool:
 def fetch(name: str, texts: HubTexts, folder: Path, looked_for: str) -> None:
     """Fetch a set into a folder, or say what was looked for and how to get it."""
     here = "set LANGEVIN_DATA to a folder that has it"
+    missing = f"{name} is not here: looked for {looked_for}"
     if not has_datasets():
         raise UsageError(
-            f"{name} is not here: looked for {looked_for}",
+            missing,
             f"Run pip install 'langevin[data]' to fetch it from the Hugging Face Hub, or {here}.",
         )
     if not reachable():
         raise UsageError(
-            f"{name} is not here: looked for {looked_for}, and the Hugging Face Hub cannot be reached",
-            f"Connect to the network, or {here}.",
+            f"{missing}, and the Hugging Face Hub cannot be reached", f"Connect to the network, or {here}."
         )
     try:
         texts.fetch(folder)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(
-            f"{name} is not here: looked for {looked_for}, and fetching {texts.repository} from the "
-            f"Hugging Face Hub failed: {reason}",
+            f"{missing}, and fetching {texts.repository} from the Hugging Face Hub failed: {reason}",
             f"Try again, or {here}.",
         ) from error

@@ -27,6 +27,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from langevin.data import tokenizers
 from langevin.data.corpus import Corpus
+from langevin.data.folders import cache_root
 from langevin.data.sources import Source, fingerprint
 from langevin.data.texts import SEPARATOR, SPLITS, Texts
 from langevin.errors import UsageError
@@ -51,7 +52,7 @@ LOOKED_AT = 1 << 20
 """Among so many tokens of train a text without documents finds what it can begin after."""
 
 
-def tokenised(source: Source, tokenizer: str, cache: Path, verify: bool, progress: bool) -> Corpus:
+def tokenised(source: Source, tokenizer: str, progress: bool) -> Corpus:
     """The corpus of a source and a tokenizer: from the cache where it is whole, else built."""
     loaded = None if tokenizers.is_made_here(tokenizer) else tokenizers.load(tokenizer)
     recipe = {
@@ -63,30 +64,27 @@ def tokenised(source: Source, tokenizer: str, cache: Path, verify: bool, progres
     }
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{source.name}-{Path(tokenizer).name}").strip(".-")
-    folder = cache / "tokens" / f"{label}-{key}"
-    if damage(folder, verify) is None:
+    folder = cache_root() / "tokens" / f"{label}-{key}"
+    if damage(folder) is None:
         return _opened(folder, source)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.parent / f".{folder.name}.lock"):
         if folder.exists():
-            if (found := damage(folder, verify)) is None:
+            if (found := damage(folder)) is None:
                 return _opened(folder, source)
             warnings.warn(f"{found}: preparing {source.name} again", stacklevel=3)
         write_folder(folder, lambda place: build(place, source, tokenizer, loaded, recipe, progress))
     return _opened(folder, source)
 
 
-def damage(folder: Path, verify: bool) -> str | None:
-    """What is wrong with a prepared folder, by the name of the file; None when it is whole.
-
-    Sizes are always compared with the manifest; with `verify`, also the sha256 of every file.
-    """
+def damage(folder: Path) -> str | None:
+    """What is wrong with a prepared folder, by the name of the file; None when it is whole."""
     try:
         manifest = read_json(folder / "manifest.json", {"files": {str: {"bytes": int, "sha256": str}}})
     except UsageError as error:
         return error.cause
     for name, facts in manifest["files"].items():
-        problem = changed(folder / name, facts["bytes"], facts["sha256"], verify)
+        problem = changed(folder / name, facts["bytes"], facts["sha256"])
         if problem is not None:
             return f"{folder / name} {problem}"
     return None

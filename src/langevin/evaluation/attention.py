@@ -17,8 +17,7 @@ All are means over queries that see and weigh something; radii also have medians
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -56,9 +55,6 @@ class Head:
     row_sum: float  # mean Σ_j w_ij as it came
     negative: float  # mean share of negative weights in Σ_j |w_ij|
     rescaled: bool  # whether |w| / Σ|w| differs from w
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def attention_statistics(weights_BHQK: Tensor, visible: Tensor) -> list[Head]:
@@ -140,9 +136,6 @@ class LearnedScalar:
     name: str  # time, s, bias, drift.gain, drift.gate, ...
     value: float
     channel: int | None = None  # where a head has one for each channel (or, in adapt, for each feature)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def learned_scalars(model: nn.Module) -> list[LearnedScalar]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -143,9 +143,6 @@ class Calibration:
     overconfidence: Estimate  # mean confidence - accuracy
     reliability: tuple[Bin, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def measure(
     scores: TokenScores, *, bins: int = BINS, resamples: int = 1000, simulations: int = 1000, seed: int = 0
@@ -261,8 +258,6 @@ def fit_temperature(
     windows: Iterable[ar.Windows],
     *,
     device: torch.device | str,
-    autocast: torch.dtype | None = None,
-    rows: int | None = None,
 ) -> Temperature:
     """The T that minimises the mean NLL of softmax(z / T), for validation text; within 0.1 %.
 
@@ -280,7 +275,7 @@ def fit_temperature(
     known: dict[float, tuple[float, float]] = {}  # at log2 β: U and its slope
     nodes, nll, u, tokens, passes = [-0.5, 0.0, 0.5], 0.0, 0.0, 0, 0
     while True:
-        found, _ = sweep(model, windows, _energies(nodes), device=device, autocast=autocast, rows=rows)
+        found, _ = sweep(model, windows, _energies(nodes), device=device)
         nll_now, u_now, *rest = found.mean(-1, dtype=np.float64).tolist()
         known |= dict(zip(nodes, zip(rest[::2], rest[1::2], strict=True), strict=True))
         passes += 1

@@ -126,13 +126,13 @@ def sha256(*files: Path) -> str:
     return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
-def changed(path: Path, size: int, digest: str, verify: bool = True) -> str | None:
-    """What became of a file that had this size and sha256; None: nothing. Without verify, by size alone."""
+def changed(path: Path, size: int, digest: str) -> str | None:
+    """What became of a file that had this size and sha256; None: nothing."""
     if not path.is_file():
         return "is missing"
     if path.stat().st_size != size:
         return f"has {path.stat().st_size:,} bytes instead of {size:,}"
-    return "was changed" if verify and sha256(path) != digest else None
+    return "was changed" if sha256(path) != digest else None
 
 
 def read_json(path: Path, shape: Any = dict, remedy: str = "", *, optional: bool = False) -> Any:

@@ -202,11 +202,6 @@ class Lock:
         self.release()
 
 
-def check_target(folder: Path) -> None:
-    """Raise a UsageError where nothing can be written into a folder, or somebody is writing there."""
-    Lock(folder).release()
-
-
 def _refuse_what_is_no_folder(folder: Path) -> None:
     if folder.is_symlink() and not folder.exists():
         raise UsageError(f"{folder} is a link to nothing", "Choose another --out.")

@@ -171,17 +171,14 @@ def _checkpoint(folder: Path, which: str) -> Path:
         which = names[-1]
     if which not in names:
         raise UsageError(
-            f"{folder} has no checkpoint {which!r}", f"Use best{', last' * bool(names)}{_listed(names)}."
+            f"{folder} has no checkpoint {which!r}",
+            f"Use best{', last' * bool(names)}{''.join(f' or {name}' for name in names[-6:])}.",
         )
     path = every[names.index(which)]
     problem = checkpoint.damage(path)
     if problem is not None:
         raise WorkError(f"{path} is damaged: {problem}", "Use --checkpoint best.")
     return path
-
-
-def _listed(names: list[str]) -> str:
-    return "".join(f" or {name}" for name in names[-6:])
 
 
 def weight_files(folder: Path, checkpoint: Path | None = None) -> list[Path]:
@@ -236,17 +233,9 @@ def _refuse_other_settings(folder: Path, described: dict[str, Any], config: Trai
 
 
 SETTINGS = (
-    *(
-        "model_type",
-        "architectures",
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "mixer",
-        "positions",
-    ),
+    *("model_type", "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "mixer", "norm"),
     *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "mlp", "intermediate_size"),
-    *("norm", "qk_norm", "tie_word_embeddings", "causal"),
+    *("positions", "qk_norm", "tie_word_embeddings", "causal"),
 )
 
 

@@ -32,10 +32,8 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], step: int = 0) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _missing("tensorboard") from error
+        from torch.utils.tensorboard import SummaryWriter
+
         make: Any = SummaryWriter
         self.writer = make(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
         if not step:
@@ -58,10 +56,7 @@ class WandB:
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], step: int = 0) -> None:
-        try:
-            wandb: Any = import_module("wandb")
-        except ImportError as error:
-            raise _missing("wandb") from error
+        wandb: Any = import_module("wandb")
         file = folder / "wandb-id.txt"
         if not step or not file.exists():
             file.write_text(secrets.token_hex(4))
@@ -87,7 +82,9 @@ def check(names: Iterable[str]) -> None:
             raise unknown("tracker", name, TRACKERS)
         known = sys.modules[name] if name in sys.modules else find_spec(name)
         if known is None:
-            raise _missing(name)
+            raise UsageError(
+                f"tracking needs the package {name}, which is not here", "pip install 'langevin[track]'"
+            )
 
 
 def trackers(names: Iterable[str], folder: Path, config: dict[str, Any], step: int = 0) -> list[Tracker]:
@@ -115,9 +112,3 @@ def _numbers(row: dict[str, Any]) -> dict[str, float]:
         for name, value in row.items()
         if name not in _NOT_MEASURED and isinstance(value, int | float) and not isinstance(value, bool)
     }
-
-
-def _missing(package: str) -> UsageError:
-    return UsageError(
-        f"tracking needs the package {package}, which is not here", "pip install 'langevin[track]'"
-    )
