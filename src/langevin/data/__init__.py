@@ -16,13 +16,7 @@ from langevin.data.sources import GENERATED, NAMED, find
 __all__ = ["Corpus", "Listed", "names", "prepare", "same_data"]
 
 
-def prepare(
-    name: str,
-    tokenizer: str | None = None,
-    *,
-    progress: bool = True,
-    **settings: Any,
-) -> Corpus:
+def prepare(name: str, tokenizer: str | None = None, *, progress: bool = True, **settings: Any) -> Corpus:
     """Tokenise a text into `$LANGEVIN_CACHE` (or ~/.cache/langevin), or open what was tokenised before.
 
     name: a name from `names()`, a text or table file (CSV, TSV, JSONL), or a folder of them.
@@ -43,12 +37,9 @@ class Listed:
     name: str
     kind: str
     about: str
-    tokenizer: str
-    """The usual one."""
-    here: bool
-    """Whether it can be prepared without network."""
-    bytes: int | None
-    """Of its files, when they are here."""
+    tokenizer: str  # the usual one
+    here: bool  # whether it can be prepared without network
+    bytes: int | None  # of its files, when they are here
 
 
 def names() -> list[Listed]:

@@ -1,4 +1,7 @@
-"""Texts from the Hugging Face Hub, through `datasets`, written once as the files we read."""
+"""Where data are looked for and kept: folders of this machine, and the Hugging Face Hub.
+
+Texts from the Hub come through `datasets` and are written once, as the files we read.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,18 @@ from langevin.errors import UsageError
 from langevin.runs.files import write_folder
 
 
+def data_root() -> Path | None:
+    """`$LANGEVIN_DATA`, a folder with one folder a set; None when not set."""
+    path = os.environ.get("LANGEVIN_DATA")
+    return Path(path).expanduser() if path else None
+
+
+def cache_root() -> Path:
+    """`$LANGEVIN_CACHE`, or ~/.cache/langevin."""
+    path = os.environ.get("LANGEVIN_CACHE")
+    return Path(path).expanduser() if path else Path.home() / ".cache" / "langevin"
+
+
 @dataclass(frozen=True)
 class HubTexts:
     """Where a set is on the Hub, and which of its splits make which file."""
@@ -33,26 +48,6 @@ class HubTexts:
     """Rows are documents, ended by a separator line; else rows are joined as they are."""
     blank: str = ""
     """What an empty row stood for in the original file."""
-
-    def fetch(self, folder: Path) -> None:
-        """Write the files into the folder, all or none."""
-        load = partial(import_module("datasets").load_dataset, self.repository, self.config)
-        parts: dict[str, list[Iterable[dict[str, str]]]] = {
-            name: [load(split=split, revision=self.revision) for split in splits]
-            for name, splits in self.files.items()
-        }
-
-        def write(place: Path) -> None:
-            for name, rows in parts.items():
-                with open(place / name, "w", encoding="utf-8", newline="") as file:
-                    for row in chain.from_iterable(rows):
-                        text = row["text"] or self.blank
-                        file.write(f"{text.strip()}\n{SEPARATOR}\n" if self.documents else text)
-
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.parent / f".{folder.name}.lock"):
-            if not folder.is_dir():  # else another process was first
-                write_folder(folder, write)
 
 
 def has_datasets() -> bool:
@@ -86,10 +81,31 @@ def fetch(name: str, texts: HubTexts, folder: Path, looked_for: str) -> None:
             f"{missing}, and the Hugging Face Hub cannot be reached", f"Connect to the network, or {here}."
         )
     try:
-        texts.fetch(folder)
+        _fetch(texts, folder)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(
             f"{missing}, and fetching {texts.repository} from the Hugging Face Hub failed: {reason}",
             f"Try again, or {here}.",
         ) from error
+
+
+def _fetch(texts: HubTexts, folder: Path) -> None:
+    """Write the files into the folder, all or none."""
+    load = partial(import_module("datasets").load_dataset, texts.repository, texts.config)
+    parts: dict[str, list[Iterable[dict[str, str]]]] = {
+        name: [load(split=split, revision=texts.revision) for split in splits]
+        for name, splits in texts.files.items()
+    }
+
+    def write(place: Path) -> None:
+        for name, rows in parts.items():
+            with open(place / name, "w", encoding="utf-8", newline="") as file:
+                for row in chain.from_iterable(rows):
+                    text = row["text"] or texts.blank
+                    file.write(f"{text.strip()}\n{SEPARATOR}\n" if texts.documents else text)
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / f".{folder.name}.lock"):
+        if not folder.is_dir():  # else another process was first
+            write_folder(folder, write)

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from langevin.data import tokenizers
 from langevin.data.corpus import Corpus
-from langevin.data.folders import cache_root
+from langevin.data.hub import cache_root
 from langevin.data.sources import Source, fingerprint
 from langevin.data.texts import SEPARATOR, SPLITS, Texts
 from langevin.errors import UsageError
@@ -127,13 +127,16 @@ def build(
         task = bar.add_task(f"reading {source.name}", total=None)
         texts = source.read()
         bar.update(task, description=f"making the tokenizer {name}")
-        made = _tokenizer(name, loaded, texts)
-        made.tokenizer.save_pretrained(folder / "tokenizer")
-        size = tokenizers.vocabulary(made.tokenizer)
+        train, others = (
+            (text for split in some for text, _ in texts.pieces(split)) for some in (SPLITS[:1], SPLITS[1:])
+        )
+        tokenizer = tokenizers.make(name, train, others) if loaded is None else loaded
+        tokenizer.save_pretrained(folder / "tokenizer")
+        size = tokenizers.vocabulary(tokenizer)
         dtype = np.dtype("<u2" if size <= SMALL else "<u4")
         total = sum(file["bytes"] for file in source.identity.get("files", {}).values())
         bar.update(task, description=f"tokenising {source.name}", total=total or None)
-        shards = {split: Shard(split, texts, made, dtype) for split in SPLITS}
+        shards = {split: Shard(split, texts, tokenizer, name, dtype) for split in SPLITS}
         for split, shard in shards.items():
             shard.write(folder, partial(bar.advance, task))
             if not shard.tokens:
@@ -146,8 +149,8 @@ def build(
         "separator": shards["train"].separator,
         "start": _start(folder, texts, shards["train"]),
         "dtype": dtype.str,
-        "tokenizer": {"name": name, "vocab_size": size, "eos": made.tokenizer.eos_token_id},
-        "tokenizer_sha256": tokenizers.fingerprint(made.tokenizer),
+        "tokenizer": {"name": name, "vocab_size": size, "eos": tokenizer.eos_token_id},
+        "tokenizer_sha256": tokenizers.fingerprint(tokenizer),
         "splits": {split: shard.facts() for split, shard in shards.items()},
         **_true_entropy(texts, shards),
         **_repeated(texts, shards),
@@ -160,22 +163,18 @@ def build(
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
-def _tokenizer(name: str, loaded: PreTrainedTokenizerFast | None, texts: Texts) -> tokenizers.Made:
-    if loaded is not None:
-        return tokenizers.Made(loaded, tokenizers.encoder(loaded))
-    others = (text for split in SPLITS[1:] for text, _ in texts.pieces(split))
-    return tokenizers.make(name, (text for text, _ in texts.pieces("train")), others)
-
-
 class Shard:
     """One split on its way to the disk, and what is counted on the way."""
 
-    def __init__(self, split: str, texts: Texts, made: tokenizers.Made, dtype: np.dtype) -> None:
-        self.split, self.texts, self.made, self.dtype = split, texts, made, dtype
-        first = tokenizers.first_token(made.tokenizer)
-        self.separator: int = made.tokenizer.eos_token_id if first is None else first
+    def __init__(
+        self, split: str, texts: Texts, tokenizer: PreTrainedTokenizerFast, name: str, dtype: np.dtype
+    ) -> None:
+        self.split, self.texts, self.dtype = split, texts, dtype
+        self.encode = tokenizers.encoder(tokenizer, name)
+        first = tokenizers.first_token(tokenizer)
+        self.separator: int = tokenizer.eos_token_id if first is None else first
         self.layout = "text" if not texts.documents else "text eos" if first is None else "bos text"
-        self.unknown = made.tokenizer.convert_tokens_to_ids(tokenizers.UNKNOWN) if made.has_unknown else -1
+        self.unknown = tokenizer.unk_token_id if tokenizer.unk_token == tokenizers.UNKNOWN else -1
         self.tokens = self.characters = self.bytes = self.unknowns = 0
         self.text_sha256 = hashlib.sha256()
         self.hashes = array("Q")
@@ -189,7 +188,7 @@ class Shard:
         with open(folder / f"{self.split}.bin", "wb") as tokens, open(sizes_path, "wb") as sizes:
             for batch in _batches(self.texts.pieces(self.split)):
                 rows: list[tuple[np.ndarray, np.ndarray]] = []
-                encoded = self.made.encode([text for text, _ in batch], sized)
+                encoded = self.encode([text for text, _ in batch], sized)
                 for (text, ends), (ids, places) in zip(batch, encoded, strict=True):
                     rows += separator * (begins and self.layout == "bos text")
                     rows.append((ids, NOTHING if places is None else _sizes(text, places)))
@@ -251,7 +250,7 @@ def _start(folder: Path, texts: Texts, train: Shard) -> list[int]:
     if texts.documents:
         return [train.separator]
     seen = np.fromfile(folder / "train.bin", train.dtype, LOOKED_AT)
-    for ids, _ in train.made.encode(["\n", " "], False):
+    for ids, _ in train.encode(["\n", " "], False):
         if np.isin(ids, seen).all() and len(ids):
             return [int(token) for token in ids]
     return [int(seen[0])]

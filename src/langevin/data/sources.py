@@ -15,8 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from langevin.data.folders import cache_root, data_root
-from langevin.data.hub import HubTexts, fetch
+from langevin.data.hub import HubTexts, cache_root, data_root, fetch
 from langevin.data.local import LocalText
 from langevin.data.synthetic.stories import Stories
 from langevin.data.texts import SPLITS, Stream, Texts, documents_of, read_text, split_between

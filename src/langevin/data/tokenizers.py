@@ -10,14 +10,12 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from langevin.data.folders import data_root
-from langevin.data.hub import reachable
+from langevin.data.hub import data_root, reachable
 from langevin.data.texts import SEPARATOR
 from langevin.errors import UsageError, unknown
 
@@ -35,15 +33,6 @@ LARGEST_BPE = 1_000_000  # several times the largest vocabularies in use
 
 Encode = Callable[[list[str], bool], Iterator[tuple[np.ndarray, np.ndarray | None]]]
 """Texts to token ids; and, if asked for, the number of characters up to the end of each token."""
-
-
-@dataclass(frozen=True)
-class Made:
-    """A tokenizer and the fastest way to use it on much text."""
-
-    tokenizer: PreTrainedTokenizerFast
-    encode: Encode
-    has_unknown: bool = False
 
 
 def is_made_here(name: str) -> bool:
@@ -66,17 +55,15 @@ def is_made_here(name: str) -> bool:
     return True
 
 
-def make(name: str, texts: Iterable[str], others: Iterable[str]) -> Made:
+def make(name: str, texts: Iterable[str], others: Iterable[str]) -> PreTrainedTokenizerFast:
     """Make a tokenizer from the training texts. The others only decide whether chars needs `UNKNOWN`."""
     if name == "bytes":
-        return Made(_wrapped(_bytes()), _encode_bytes)
+        return _wrapped(_bytes())
     if name == "chars":
         characters = sorted(_characters(texts))
         has_unknown = not _characters(others) <= set(characters)
-        backend = _chars(characters, has_unknown)
-        return Made(_wrapped(backend, has_unknown), _char_encoder(characters), has_unknown)
-    tokenizer = _wrapped(_bpe(int(name.removeprefix("bpe-")), texts))
-    return Made(tokenizer, encoder(tokenizer))
+        return _wrapped(_chars(characters, has_unknown), has_unknown)
+    return _wrapped(_bpe(int(name.removeprefix("bpe-")), texts))
 
 
 def load(name: str) -> PreTrainedTokenizerFast:
@@ -209,8 +196,13 @@ def _unseen(tokenizer: PreTrainedTokenizerFast, text: str) -> UsageError:
     )
 
 
-def encoder(tokenizer: PreTrainedTokenizerFast) -> Encode:
-    """Encode with the tokenizer itself, without special tokens: what looks like one in a text is text."""
+def encoder(tokenizer: PreTrainedTokenizerFast, name: str = "") -> Encode:
+    """The fastest way to encode much text, without special tokens: what looks like one in a text is text.
+    `bytes` and `chars` need no more than a table."""
+    if name == "bytes":
+        return _encode_bytes
+    if name == "chars":
+        return _char_encoder(tokenizer)
     backend = tokenizer.backend_tokenizer
 
     def run(texts: list[str], places: bool) -> list[Any]:
@@ -290,7 +282,8 @@ def _chars(characters: list[str], has_unknown: bool) -> Tokenizer:
     return tokenizer
 
 
-def _char_encoder(characters: list[str]) -> Encode:
+def _char_encoder(tokenizer: PreTrainedTokenizerFast) -> Encode:
+    characters = sorted(token for token in tokenizer.get_vocab() if len(token) == 1)
     points = np.array([ord(character) for character in characters], np.uint32)
     table = np.full(0x110000, len(characters) + 1, np.uint32)  # UNKNOWN comes after the end of text
     table[points] = np.arange(len(points), dtype=np.uint32)

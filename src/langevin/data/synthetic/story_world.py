@@ -8,23 +8,10 @@ from typing import Literal, NamedTuple
 
 class Person(NamedTuple):
     name: str
-    girl: bool
-
-    @property
-    def kind(self) -> str:
-        return "girl" if self.girl else "boy"
-
-    @property
-    def they(self) -> str:
-        return "she" if self.girl else "he"
-
-    @property
-    def them(self) -> str:
-        return "her" if self.girl else "him"
-
-    @property
-    def their(self) -> str:
-        return "her" if self.girl else "his"
+    kind: str
+    they: str
+    them: str
+    their: str
 
 
 class Noun(NamedTuple):
@@ -117,7 +104,10 @@ class World:
 
 GIRLS = ("Mia", "Anna", "Lily", "Rose", "Ella", "Nora", "Ivy", "Clara", "Ruth", "Zoe", "Emma", "Jane")
 BOYS = ("Tom", "Ben", "Sam", "Max", "Leo", "Jack", "Finn", "Hugo", "Paul", "Oscar", "Noah", "Adam")
-PEOPLE = tuple(Person(name, True) for name in GIRLS) + tuple(Person(name, False) for name in BOYS)
+PEOPLE = (
+    *(Person(name, "girl", "she", "her", "her") for name in GIRLS),
+    *(Person(name, "boy", "he", "him", "his") for name in BOYS),
+)
 
 COLOURS = ("red", "blue", "green", "yellow", "orange", "white", "black", "golden")
 
