@@ -350,14 +350,8 @@ class Plot:
             raise UsageError("--text is empty", "Give a text for the model to read, or leave it out.")
         runs = [load(path) for path in self.runs]
         out = self.out or runs[0].path / "figures" / f"{self.what}.png"
-        if self.what == "attention":
-            figure = figures.attention(runs, self.text, self.layer, self.head)
-        elif self.what == "curves":
-            figure = figures.curves(runs)
-        elif self.what == "reliability":
-            figure = figures.reliability(runs, self.split)
-        else:
-            figure = figures.times(runs, self.split)
-        figures.save(figure, out)
+        draw = getattr(figures, self.what)
+        own = {"attention": (self.text, self.layer, self.head), "curves": ()}.get(self.what, (self.split,))
+        figures.save(draw(runs, *own), out)
         print(out)
         return 0

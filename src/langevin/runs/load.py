@@ -239,21 +239,12 @@ SETTINGS = (
 
 def put_weights(checkpoint: Path, model: Any) -> str:
     """Put the weights that a checkpoint would be evaluated with into a model; the hash of their file."""
-    import torch
-    from safetensors.torch import load_file
+    from langevin.training.checkpoint import read, weights
 
     (file,) = weight_files(checkpoint, checkpoint)
-    with _in_words(file):
-        stored = load_file(file)
-    own = dict(model.named_parameters())
-    odd = [name for name, p in own.items() if name not in stored or stored[name].shape != p.shape]
-    odd += sorted(stored.keys() - model.state_dict().keys())
-    if odd:
-        raise WorkError(f"{file} is of another model: {odd[0]} differs", "Use --checkpoint best.")
-    _refuse_not_finite(file, stored)
-    with torch.no_grad():
-        for name, p in own.items():
-            p.copy_(stored[name])
+    tensors = weights(model) if file.stem == "weights" else dict(model.named_parameters())
+    read(checkpoint, {file.stem: tensors})
+    _refuse_not_finite(file, tensors)
     return files.sha256(file)
 
 

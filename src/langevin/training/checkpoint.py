@@ -111,6 +111,16 @@ def load(path: Path, tensors: Held, rank: int = 0) -> State:
 
     A process that was not there when it was written goes on with random numbers of its own.
     """
+    read(path, tensors)
+    streams = load_file(path / "random.safetensors")
+    own = {name.removesuffix(f"-{rank}"): x for name, x in streams.items() if name.endswith(f"-{rank}")}
+    if own:
+        set_random_state(own)
+    return State(**json.loads((path / "state.json").read_text()))
+
+
+def read(path: Path, tensors: Held) -> None:
+    """Put what a checkpoint holds into its tensors, which must be exactly such."""
     problem = misfit(path, tensors)
     if problem is not None:
         raise WorkError(f"refused checkpoint {path.name}: {problem}")
@@ -118,11 +128,6 @@ def load(path: Path, tensors: Held, rank: int = 0) -> State:
         with safe_open(path / f"{file}.safetensors", "pt") as stored:
             for name, x in some.items():
                 fill(x, stored.get_slice(name))
-    streams = load_file(path / "random.safetensors")
-    own = {name.removesuffix(f"-{rank}"): x for name, x in streams.items() if name.endswith(f"-{rank}")}
-    if own:
-        set_random_state(own)
-    return State(**json.loads((path / "state.json").read_text()))
 
 
 def newest(folder: Path, tensors: Held | None = None, refused: list[str] | None = None) -> Path | None:
