@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,22 +92,16 @@ def _listed(kind: str) -> list[dict[str, Any]]:
         from langevin.studies import recipe
 
         return [dict(row) for row in recipe.described()]
-    if kind == "tasks":
-        from langevin.tasks import TASKS
-
-        return TASKS.described()
-    if kind == "objectives":
-        from langevin.objectives import OBJECTIVES
-
-        return OBJECTIVES.described()
+    if kind in ("tasks", "objectives", "wrappers"):
+        package = import_module(f"langevin.{'mixers' if kind == 'wrappers' else kind}")
+        rows: list[dict[str, Any]] = getattr(package, kind.upper()).described()
+        return rows
     from langevin import mixers
     from langevin.registry import make, written
 
     if kind == "aliases":
         known = mixers.MIXERS.aliases.items()
         return [{"name": a, "means": written(make(mixers.MIXERS[n], v))} for a, (n, v) in known]
-    if kind == "wrappers":
-        return mixers.WRAPPERS.described()
     order = mixers.names()
     return sorted(mixers.MIXERS.described(), key=lambda row: order.index(row["name"]))
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from langevin.data.texts import SEPARATOR
-from langevin.errors import UsageError
+from langevin.errors import UsageError, one_line
 from langevin.runs.files import write_folder
 
 
@@ -73,8 +73,7 @@ def fetch(name: str, texts: HubTexts, folder: Path, looked_for: str) -> None:
     missing = f"{name} is not here: looked for {looked_for}"
     if not has_datasets():
         raise UsageError(
-            missing,
-            f"Run pip install 'langevin[data]' to fetch it from the Hugging Face Hub, or {here}.",
+            missing, f"Run pip install 'langevin[data]' to fetch it from the Hugging Face Hub, or {here}."
         )
     if not reachable():
         raise UsageError(
@@ -83,9 +82,8 @@ def fetch(name: str, texts: HubTexts, folder: Path, looked_for: str) -> None:
     try:
         _fetch(texts, folder)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
         raise UsageError(
-            f"{missing}, and fetching {texts.repository} from the Hugging Face Hub failed: {reason}",
+            f"{missing}, and fetching {texts.repository} from the Hub failed: {one_line(error)}",
             f"Try again, or {here}.",
         ) from error
 

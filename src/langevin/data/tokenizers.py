@@ -17,7 +17,7 @@ import numpy as np
 
 from langevin.data.hub import data_root, reachable
 from langevin.data.texts import SEPARATOR
-from langevin.errors import UsageError, unknown
+from langevin.errors import UsageError, one_line, unknown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -94,9 +94,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         saved = Tokenizer.from_file(str(file))
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the libraries raise whatever the damage leads to
-        reason = (str(error) or type(error).__name__).partition("\n")[0]
         raise UsageError(
-            f"the tokenizer in {folder} cannot be loaded: {reason}",
+            f"the tokenizer in {folder} cannot be loaded: {one_line(error)}",
             "Save it there again: tokenizer.json and tokenizer_config.json, without code of its own.",
         ) from None
     if tokenizer.eos_token is not None and saved.token_to_id(tokenizer.eos_token) is None:

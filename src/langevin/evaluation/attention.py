@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from langevin.errors import UsageError, WorkError
 from langevin.mixers.neighbor import NeighborMixer
-from langevin.mixers.scalars import Wrappers
 from langevin.models.attention import QKV
 
 SHARES = (0.5, 0.9, 0.95, 0.99)
@@ -144,28 +143,13 @@ def learned_scalars(model: nn.Module) -> list[LearnedScalar]:
     mixers = [m for m in model.modules() if isinstance(m, QKV | NeighborMixer)]
     for mixer in mixers:
         layer = mixer.geometry.layer
-        terms = mixer.learned() if isinstance(mixer, QKV) else {}
-        for name, values in [*terms.items(), *_wrapper_terms(mixer.wrappers)]:
-            rows += _by_head(layer, name, values.detach().double().cpu())
+        terms = list(mixer.learned().items()) if isinstance(mixer, QKV) else []
+        for config, scalars in zip(mixer.wrappers.configs, mixer.wrappers.scalars, strict=True):
+            terms += [(f"{config.name}.{name}", x) for name, x in config.learned(scalars()).items()]
+        for name, values in terms:  # (H,), (H, 1) or (H, channels)
+            rows += [
+                LearnedScalar(layer, h, name, value, channel if len(channels) > 1 else None)
+                for h, channels in enumerate(values.detach().double().reshape(len(values), -1).tolist())
+                for channel, value in enumerate(channels)
+            ]
     return rows
-
-
-def _wrapper_terms(wrappers: Wrappers) -> list[tuple[str, Tensor]]:
-    terms = []
-    for config, scalars in zip(wrappers.configs, wrappers.scalars, strict=True):
-        found = config.learned(scalars())
-        terms += [(f"{config.name}.{name}", value) for name, value in found.items()]
-    return terms
-
-
-def _by_head(layer: int, name: str, values: Tensor) -> list[LearnedScalar]:
-    """Rows of a tensor (H,), (H, 1) or (H, channels)."""
-    if values.ndim > 1 and values.shape[-1] == 1:
-        values = values[..., 0]
-    if values.ndim == 1:
-        return [LearnedScalar(layer, h, name, value) for h, value in enumerate(values.tolist())]
-    return [
-        LearnedScalar(layer, h, name, value, channel)
-        for h, channels in enumerate(values.tolist())
-        for channel, value in enumerate(channels)
-    ]

@@ -49,19 +49,6 @@ _CLOSE = 5e-4  # in log2 β, 0.035 %
 _LEAST_ENERGY = 1e-30
 
 
-def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> float:
-    """Expected calibration error over bins of equal width."""
-    c, right = _checked(confidence, correct)
-    return float(_plain_error(_binned(c, right, equal_width(bins))))
-
-
-def adaptive_ece(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS, *, l1: bool = False) -> float:
-    """Calibration error over bins of equal mass: the debiased root mean square, or L1 as it is."""
-    c, right = _checked(confidence, correct)
-    sums = _binned(c, right, equal_mass(c, bins))
-    return float(_plain_error(sums)) if l1 else _root(float(_debiased_square(sums)))
-
-
 def equal_width(bins: int = BINS) -> Array:
     """The inner edges 1/bins, 2/bins, ..."""
     return np.arange(1, bins) / bins
@@ -254,10 +241,7 @@ class Temperature:
 
 
 def fit_temperature(
-    model: Callable[[Tensor], Any],
-    windows: Iterable[ar.Windows],
-    *,
-    device: torch.device | str,
+    model: Callable[[Tensor], Any], windows: Iterable[ar.Windows], *, device: torch.device | str
 ) -> Temperature:
     """The T that minimises the mean NLL of softmax(z / T), for validation text; within 0.1 %.
 

@@ -62,14 +62,10 @@ class TokenScores:
 
 
 def score(
-    model: Callable[[Tensor], Any],
-    windows: Iterable[ar.Windows],
-    *,
-    device: torch.device | str,
-    temperature: float = 1.0,
+    model: Callable[[Tensor], Any], windows: Iterable[ar.Windows], *, device: torch.device | str
 ) -> TokenScores:
-    """Score every token the windows mark, with logits divided by `temperature`; see `sweep`."""
-    (scores,) = score_at(model, windows, (temperature,), device=device)
+    """Score every token the windows mark; see `sweep`."""
+    (scores,) = score_at(model, windows, (1.0,), device=device)
     return scores
 
 
