@@ -67,10 +67,12 @@ def reachable() -> bool:
     return True
 
 
-def fetch(name: str, texts: HubTexts, folder: Path, looked_for: str) -> None:
+def fetch(name: str, texts: HubTexts | None, folder: Path, looked_for: str) -> None:
     """Fetch a set into a folder, or say what was looked for and how to get it."""
     here = "set LANGEVIN_DATA to a folder that has it"
     missing = f"{name} is not here: looked for {looked_for}"
+    if texts is None:
+        raise UsageError(missing, f"It is not on the Hugging Face Hub: {here}.")
     if not has_datasets():
         raise UsageError(
             missing, f"Run pip install 'langevin[data]' to fetch it from the Hugging Face Hub, or {here}."

@@ -75,11 +75,6 @@ class NamedText:
         looked_for = str((root or Path("$LANGEVIN_DATA")) / name / self.files[0])
         if root is None:
             looked_for += " (LANGEVIN_DATA is not set)"
-        if self.hub is None:
-            raise UsageError(
-                f"{name} is not here: looked for {looked_for}",
-                f"It is not on the Hugging Face Hub: set LANGEVIN_DATA to a folder that has {name}/.",
-            )
         folder = cache_root() / "sources" / name
         fetch(name, self.hub, folder, looked_for)
         return folder

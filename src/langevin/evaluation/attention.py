@@ -79,7 +79,9 @@ def _head(head: int, w_BQK: Tensor, seen_BQK: Tensor) -> Head:
             f"head {head} gives weight to keys that its queries cannot see",
             "The mask is not the one these weights were computed with.",
         )
-    distance_QK = _distance(w_BQK.shape[1], w_BQK.shape[2], w_BQK.device)
+    _, Q, K = w_BQK.shape
+    place = torch.arange(K, device=w_BQK.device)
+    distance_QK = (place[K - Q :, None] - place).abs()
     total_BQ = w_BQK.abs().sum(-1)
     alive_BQ = total_BQ > 0
     if not bool(alive_BQ.any()):
@@ -118,12 +120,6 @@ def _head(head: int, w_BQK: Tensor, seen_BQK: Tensor) -> Head:
 def _radius(within_ND: Tensor, share: float) -> Radius:
     radius = (within_ND < share - _ROUNDING).sum(-1).double()
     return Radius(share, float(radius.mean()), float(radius.quantile(0.5)))
-
-
-def _distance(queries: int, keys: int, device: torch.device) -> Tensor:
-    """|i - j| of the last queries and all keys, (Q, K)."""
-    here = torch.arange(keys - queries, keys, device=device)
-    return (here[:, None] - torch.arange(keys, device=device)).abs()
 
 
 @dataclass(frozen=True)

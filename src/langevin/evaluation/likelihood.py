@@ -115,7 +115,7 @@ def _prediction(z_NV: Tensor, z_y: Tensor, temperature: float) -> tuple[Tensor, 
 
 
 def sweep(
-    model: Callable[[Tensor], Any],
+    model: Callable[..., Any],
     windows: Iterable[ar.Windows],
     statistics: Statistics,
     *,
@@ -136,7 +136,10 @@ def sweep(
             _check(targets, scored, named)
             unit = torch.arange(seen, seen + len(tokens))[:, None].expand(scored.shape)
             unit = named[0].cpu() if named else unit
-            logits = _logits(model, inputs.to(device))
+            options = {"use_cache": False} if isinstance(model, PreTrainedModel) else {}
+            with torch.no_grad():
+                out = model(inputs.to(device), **options)
+            logits: Tensor = getattr(out, "logits", out)
             _check_logits(logits, targets)
             scored_places = scored.to(device).flatten().nonzero()[:, 0]
             y, z = targets.to(device).flatten(), logits.flatten(0, 1)
@@ -153,13 +156,6 @@ def sweep(
     if not sum(len(u) for u in units):
         raise UsageError("no token is scored", "The text is empty, or the windows mark nothing.")
     return np.concatenate(parts, -1), np.concatenate(units).astype(np.int64)
-
-
-@torch.no_grad()
-def _logits(model: Callable[..., Any], inputs: Tensor) -> Tensor:
-    out = model(inputs, use_cache=False) if isinstance(model, PreTrainedModel) else model(inputs)
-    logits: Tensor = getattr(out, "logits", out)
-    return logits
 
 
 @contextmanager

@@ -12,17 +12,11 @@ from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from langevin.errors import UsageError, unknown
 
 _NOT_MEASURED = ("step", "split")
-
-
-class Tracker(Protocol):
-    def write(self, row: dict[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class TensorBoard:
@@ -72,7 +66,8 @@ class WandB:
         self.run.finish()
 
 
-TRACKERS: dict[str, type[TensorBoard] | type[WandB]] = {"tensorboard": TensorBoard, "wandb": WandB}
+Tracker = TensorBoard | WandB
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
 def check(names: Iterable[str]) -> None:
