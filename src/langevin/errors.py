@@ -21,6 +21,10 @@ class WorkError(_Told, RuntimeError):
     """The request was right but the work failed (exit status 1)."""
 
 
+class Diverged(WorkError):
+    """Training left the finite numbers."""
+
+
 def unknown(kind: str, received: str, valid: Iterable[str]) -> UsageError:
     """An error for a name that is not in a registry, naming the nearest valid one."""
     names = sorted(valid)

@@ -110,18 +110,32 @@ def bench_training(
     }
 
 
-def alone(config: TrainConfig, data: Any, device: str, seconds: float = 0.2) -> dict[str, float | None]:
-    """Tokens a second and peak memory of training steps on these data, alone on the device."""
-    peak = PeakMemory(device)
+@dataclass(frozen=True)
+class Turns:
+    """Of one arm: seconds a step in each round, what a step takes of the budget, and peak bytes (CUDA)."""
+
+    seconds: list[float]
+    a_step: int
+    peak_memory: int | None
+
+
+def in_turns(
+    configs: dict[str, TrainConfig], data: Any, device: str, rounds: int, seconds: float
+) -> dict[str, Turns]:
+    """Training steps of several runs on these data, taking turns of so many seconds."""
+    peaks = {}
     with tempfile.TemporaryDirectory() as folder:
-        case = _Case(config, data, device, Path(folder), seconds)
-        for _ in range(3):
-            case.round(bare=False)
-        case.steps.close()
-    return {
-        "tokens_per_second": case.a_step / statistics.median(case.loop),
-        "peak_memory_bytes": peak(),
-    }
+        cases = {}
+        for name, config in configs.items():
+            peak = PeakMemory(device)
+            cases[name] = _Case(config, data, device, Path(folder), seconds)
+            peaks[name] = peak()
+        for _ in range(rounds):
+            for case in cases.values():
+                case.round(bare=False)
+        for case in cases.values():
+            case.steps.close()
+    return {name: Turns(case.loop, case.a_step, peaks[name]) for name, case in cases.items()}
 
 
 SHAPE = (

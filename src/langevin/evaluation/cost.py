@@ -7,38 +7,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from langevin.models.cost import flops_of
-
 WARMUP = 8
 STEPS = 32  # timed tokens
-
-
-@dataclass(frozen=True)
-class Cost:
-    parameters: int
-    flops_per_token: float  # training, forward and backward
-    state_bytes: int | None  # what the cache holds after a context of tokens
-    decode_ms_per_token: float | None  # median, at the end of a context
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def measure(model: Any, context: int) -> Cost:
-    """Parameters, FLOPs, decoding state and decoding time of a langevin model."""
-    cached = context >= 2
-    return Cost(
-        parameters=parameter_count(model),
-        flops_per_token=flops_of(model, context),
-        state_bytes=state_bytes(model, context) if cached else None,
-        decode_ms_per_token=decode_ms(model, context) if cached else None,
-    )
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -77,13 +52,6 @@ def decode_ms(model: Any, context: int) -> float:
     """Median milliseconds of a token towards the end of a context, in a batch of one."""
     steps = min(STEPS, max(1, context - 1 - WARMUP))
     return 1000 * statistics.median(decode_times(model, 1, max(1, context - WARMUP - steps), steps))
-
-
-def decode_ms_in_turns(models: dict[str, Any], context: int, rounds: int = 5) -> dict[str, float]:
-    """Milliseconds a token of several models, timed in turns: the best of each, for what disturbs a host
-    only adds, and for seconds on end."""
-    times = [{name: decode_ms(model, context) for name, model in models.items()} for _ in range(rounds)]
-    return {name: min(turn[name] for turn in times) for name in models}
 
 
 class PeakMemory:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from langevin.runs.folder import metrics_row
-from langevin.studies.work import Job, Outcome
+from langevin.studies.jobs import Job, Outcome
 
 
 class Display:
@@ -41,33 +41,33 @@ class Display:
         self.done_steps = 0
         if self.whole is not None:
             self.bars.remove_task(self.whole)
-        steps = sum(job.total_steps for job in jobs)
+        steps = sum(job.steps for job in jobs)
         self.whole = self.bars.add_task(f"[bold]{name}", total=steps, shown=f"{len(jobs)} to go")
         self.bars.start()
 
     def began(self, job: Job) -> None:
-        task = self.bars.add_task(job.label, total=job.total_steps, shown="")
+        task = self.bars.add_task(job.label, total=job.steps, shown="")
         self.running[job.label] = (job, task, time.perf_counter())
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         _, task, since = self.running.pop(job.label)
         self.bars.remove_task(task)
         self.left -= 1
-        self.done_steps += job.total_steps
+        self.done_steps += job.steps
         seconds = time.perf_counter() - since
         place = f"{self.total - self.left}/{self.total}"
         if outcome.status == "failed":
-            self.say(f"{place}  {job.label}  failed: {outcome.error}", style="red")
+            self.say(f"{place}  {job.label}  failed: {outcome.said}", style="red")
             return
-        loss = "" if outcome.valid_loss is None else f"  validation loss {outcome.valid_loss:.4f}"
-        self.say(f"{place}  {job.label}{loss}  ({seconds:.1f} s)")
+        said = f"  {outcome.said}" if outcome.said else ""
+        self.say(f"{place}  {job.label}{said}  ({seconds:.1f} s)")
 
     def tick(self) -> None:
         if self.bars.disable or self.whole is None:
             return
         steps = self.done_steps
         for job, task, _ in self.running.values():
-            row = last_row(job.folder / "metrics.jsonl")
+            row = last_row(job.output.with_name("metrics.jsonl"))
             steps += int(row.get("step", 0))
             shown = f"loss {row['loss']:.3f}" if isinstance(row.get("loss"), float) else ""
             self.bars.update(task, completed=row.get("step", 0), shown=shown)

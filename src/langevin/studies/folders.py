@@ -1,80 +1,78 @@
 """Results from run folders that were not made together, if they can be compared at all.
 
 Runs of one arm differ in their seed alone; arms differ in their mixer or in other settings. All must have
-been trained on the same text with the same tokenizer, and be scored on the same tokens.
+been trained on the same text with the same tokenizer, and be scored on the same tokens. What was not
+planned as one study is exploratory: it has intervals, and nothing is confirmed.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from langevin.environment import pick_device
 from langevin.errors import UsageError
+from langevin.evaluation.runs import evaluate
 from langevin.runs import Run, load
 from langevin.runs.files import misfit
-from langevin.studies.collect import ENVIRONMENT, collect, complete, data_facts
-from langevin.studies.measuring import measured
-from langevin.studies.metrics import chosen, described
-from langevin.studies.plan import FILE, plain, read_plan
-
-# Settings that do not tell arms apart: the same thing is computed, elsewhere or with other leftovers.
-INCIDENTAL = (
-    "seed",
-    "device",
-    "keep",
-    "checkpoint_every",
-    "keep_evaluated",
-    "accumulate",
-    "graphs",
-    "track",
-)
+from langevin.studies import work
+from langevin.studies.compare import concluded, data_facts
+from langevin.studies.plan import FIXED, INCIDENTAL, Arm, Part, Plan
+from langevin.studies.results import ArmResult, PartResult, Results, RunResult
+from langevin.training.start import BUDGET
 
 Say = Callable[[str], None]
+WHY = "these runs were not planned as one study"
 
 
 def gather(
     paths: list[Path],
     *,
     metrics: tuple[str, ...] = (),
-    primary: str | None = None,
+    primary: str = "",
     title: str = "",
     say: Say = print,
-) -> dict[str, Any]:
-    """The results of run folders, or of one folder made by compare, as compare itself gives them."""
-    if len(paths) == 1 and (paths[0] / FILE).is_file():
-        return _of_a_comparison(paths[0], metrics, primary, title)
+) -> Results:
+    """The results of run folders."""
     runs = [_open(path) for path in _expanded(paths)]
-    names, primary = chosen(runs[0].config.task, metrics, primary)
     evaluations = [_evaluation(run, say) for run in runs]
     _comparable(runs, evaluations)
-    arms = _arms(runs, evaluations, say)
-    shared, first = _shared(runs), runs[0].environment
-    results = {
-        "kind": "comparison",
-        "title": title or f"{len(runs)} runs on {Path(runs[0].config.data).name}",
-        "primary": primary,
-        "metrics": described(runs[0].config.task, names),
-        "seeds": sorted({run.config.seed for run in runs}),
-        "settings": shared,
+    shared = _shared(runs)
+    groups: dict[str, tuple[Arm, list[RunResult], Run]] = {}
+    for run, evaluation in zip(runs, evaluations, strict=True):
+        arm = _arm(run, shared)
+        _, found, _ = groups.setdefault(arm.name, (arm, [], run))
+        if any(other.seed == run.config.seed for other in found):
+            raise UsageError(
+                f"{run.path} is the same arm with the same seed as another run", "Leave one of them out."
+            )
+        rows, details = work.measured(run, "cpu", None, evaluation)
+        examples = tuple(details.pop("examples", ()))
+        made = work.environment_of(run)
+        found.append(
+            RunResult(
+                run.config.seed, "done", None, tuple(rows), work.curve_of(run), examples, details, made
+            )
+        )
+    arms = tuple(
+        ArmResult(
+            arm.name, arm.changes, tuple(found), tuple(work.sizes(run.config, run.task.prepare(run.config)))
+        )
+        for arm, found, run in groups.values()
+    )
+    seeds = tuple(sorted({run.config.seed for run in runs}))
+    part = Part(tuple(arm.text for arm, _, _ in groups.values()), shared)
+    plan = Plan(
+        (part,), seeds, title or f"{len(runs)} runs on {Path(runs[0].config.data).name}", metrics, primary
+    )
+    facts = {
+        "data": data_facts(runs[0].environment["data"], runs[0].config.data),
         "commands": [shlex.join(["langevin", "report", *map(str, paths)])],
-        "environment": {key: first[key] for key in ENVIRONMENT if key in first},
-        "data": data_facts(first["data"], runs[0].config.data),
-        "arms": arms,
     }
-    return complete(results)
-
-
-def _of_a_comparison(
-    folder: Path, metrics: tuple[str, ...], primary: str | None, title: str
-) -> dict[str, Any]:
-    """With the metrics and the title of its plan, unless others are asked for."""
-    plan, about = read_plan(folder / FILE)
-    if metrics or primary:
-        plan = replace(plan, metrics=metrics or plan.metrics, primary=primary or plan.primary)
-    return collect(replace(plan, title=title or plan.title), folder, about)
+    return concluded(plan, (PartResult("", arms, shared),), facts, WHY)
 
 
 def _expanded(paths: list[Path]) -> list[Path]:
@@ -107,9 +105,6 @@ def _open(path: Path) -> Run:
 
 
 def _evaluation(run: Run, say: Say) -> dict[str, Any]:
-    from langevin.environment import pick_device
-    from langevin.evaluation.runs import evaluate
-
     try:
         return run.evaluation("test", {"rows": list})
     except UsageError as error:
@@ -118,62 +113,40 @@ def _evaluation(run: Run, say: Say) -> dict[str, Any]:
 
 
 def _comparable(runs: list[Run], evaluations: list[dict[str, Any]]) -> None:
-    """Raise where a likelihood of one run says nothing about another's."""
-    first = runs[0]
+    """Raise where a measurement of one run says nothing about another's."""
 
     def facts(run: Run, evaluation: dict[str, Any]) -> dict[str, Any]:
         data = run.environment["data"]
+        splits = data["splits"].items()
         return {
             "task": run.config.task,
-            "objective": run.config.objective,
             "tokenizer": (data.get("tokenizer", {}).get("name"), data.get("tokenizer_sha256")),
-            **{
-                f"{split} text": str(facts.get("text_sha256"))[:12]
-                for split, facts in data["splits"].items()
-            },
+            **{f"{split} text": str(about.get("text_sha256"))[:12] for split, about in splits},
             "number of test tokens scored": evaluation.get("tokens"),
             "stride of the evaluation": evaluation.get("stride"),
         }
 
-    reference = facts(first, evaluations[0])
+    reference = facts(runs[0], evaluations[0])
     for run, evaluation in zip(runs[1:], evaluations[1:], strict=True):
         for name, value in facts(run, evaluation).items():
             if value != reference.get(name):
                 old, new = (v[0] if isinstance(v, tuple) else v for v in (reference.get(name), value))
                 told = f"{old!r} and {new!r}" if old != new else "two that share a name"
                 raise UsageError(
-                    f"{first.path} and {run.path} cannot be compared: not the same {name} ({told})",
+                    f"{runs[0].path} and {run.path} cannot be compared: not the same {name} ({told})",
                     "Compare runs on the same task, text and tokenizer, scored on the same tokens.",
                 )
 
 
 def _shared(runs: list[Run]) -> dict[str, Any]:
     """The settings that all runs have in common."""
-    every = [plain(run.config) for run in runs]
+    every = [asdict(run.config) for run in runs]
     common = {key: value for key, value in every[0].items() if all(other[key] == value for other in every)}
-    return {key: value for key, value in common.items() if key not in ("mixer", "seed")}
+    return {key: value for key, value in common.items() if key not in ("mixer", "seed", "minutes")}
 
 
-def _arms(runs: list[Run], evaluations: list[dict[str, Any]], say: Say) -> list[dict[str, Any]]:
-    from langevin.environment import pick_device
-
-    shared = _shared(runs)
-    groups: dict[str, dict[str, Any]] = {}
-    for run, evaluation in zip(runs, evaluations, strict=True):
-        told = {"mixer", *shared, *INCIDENTAL}
-        changes = {key: value for key, value in plain(run.config).items() if key not in told}
-        name = ", ".join([run.config.mixer, *(f"{key}={value}" for key, value in changes.items())])
-        arm = groups.setdefault(
-            name, {"name": name, "spec": run.config.mixer, "changes": changes, "runs": []}
-        )
-        twin = next((r for r in arm["runs"] if r["seed"] == run.config.seed), None)
-        if twin is not None:
-            raise UsageError(
-                f"{twin['path']} and {run.path} are the same arm with the same seed",
-                "Leave one of them out.",
-            )
-        say(f"measuring {run.path}")
-        record = measured(run, pick_device("auto"), None, evaluation)
-        arm |= record.pop("model")
-        arm["runs"].append({**record, "path": str(run.path)})
-    return list(groups.values())
+def _arm(run: Run, shared: dict[str, Any]) -> Arm:
+    told = {"mixer", *shared, *INCIDENTAL, *FIXED, *BUDGET}
+    changes = {key: value for key, value in asdict(run.config).items() if key not in told}
+    name = ", ".join([run.config.mixer, *(f"{key}={value}" for key, value in changes.items())])
+    return Arm(name, {"mixer": run.config.mixer, **changes})

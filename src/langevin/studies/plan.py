@@ -1,169 +1,267 @@
-"""The plan of a comparison: which arms, on what terms, how often; kept in compare.yaml.
+"""The plan of a study: which arms, on what terms, how often, judged by what; kept in compare.yaml.
 
-All arms take the same data in the same order, the same number of tokens, the same batch and schedule; a run
-of one arm is paired with the runs of the others that have its seed.
+All arms of a part take the same data in the same order, the same budget and schedule, but for the settings
+in which an arm says that it differs; a run of one arm is paired with the runs of the others that have its
+seed. What is judged is fixed here, before anything has been trained.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import shlex
+import typing
 from collections import Counter
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from langevin.errors import UsageError
+from langevin.errors import UsageError, unknown
+from langevin.evaluation.rows import Metric
 from langevin.runs.files import write_text
-from langevin.settings import TrainConfig, read_yaml
-from langevin.studies import metrics as known_metrics
+from langevin.settings import TrainConfig, check_type, parse_yaml, read_yaml
+from langevin.studies.inference import least_seeds
+from langevin.studies.results import TO_MATCH, Key, Look, Place
+from langevin.tasks import TASKS
 
 FILE = "compare.yaml"
-TUNING_SEED = 1000  # of the learning-rate trials: no run of the comparison should have it
-BUDGET = 10_000_000  # tokens, where neither tokens nor steps are given, as in training
+TUNING_SEED = 1000  # of the learning-rate trials: no run that is judged has it
+BUDGET = 10_000_000  # where neither tokens nor steps are given, as in training
 LONGEST_NAME = 80  # of a folder
-OURS = (
-    *(FILE, "tuned.json", "decoding.json", "report.html", "results.json", "results.csv", "summary.csv"),
-    "table.tex",
-)
+FIXED = ("seed", "task", "data", "tokenizer", "minutes", "device")  # what arms cannot differ in
+INCIDENTAL = ("device", "keep", "checkpoint_every", "accumulate", "graphs", "track")  # changes no number
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One side of a comparison: a mixer, and settings in which it differs from the others besides."""
+    """One side of a comparison: a name, and the settings in which it differs from the others."""
 
     name: str
-    spec: str
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any]
+
+    @staticmethod
+    def read(text: str) -> Arm:
+        """`spec`, or `name=spec`, and perhaps more settings: "mdlm=softmax, objective=masked, lr=1e-3"."""
+        first, *others = _split(text)
+        before, equals, after = first.partition("=")
+        named = bool(equals) and "(" not in before
+        name, spec = (before.strip(), after.strip()) if named else (text.strip(), first.strip())
+        if not name or not spec:
+            raise UsageError(f"{text!r} is not an arm", "Write a mixer spec, or name=spec, setting=value.")
+        changes: dict[str, Any] = {"mixer": spec}
+        known = [f.name for f in fields(TrainConfig) if f.name not in (*FIXED, "mixer")]
+        for part in others:
+            key, equals, value = (word.strip() for word in part.partition("="))
+            key = key.replace("-", "_")
+            if not equals or key not in known:
+                raise unknown(f"setting in the arm {text!r}", key, known)
+            changes[key] = _scalar(value)
+        return Arm(name, changes)
 
     @property
     def text(self) -> str:
         """What the command line takes."""
-        return self.spec if self.name == self.spec else f"{self.name}={self.spec}"
+        others = [f"{key}={value}" for key, value in self.changes.items() if key != "mixer"]
+        plain = ", ".join([self.changes["mixer"], *others])
+        return plain if self.name == plain else f"{self.name}={plain}"
 
     @property
     def slug(self) -> str:
         return slug(self.name)
 
+    def with_(self, **changes: Any) -> Arm:
+        return Arm(self.name, {**self.changes, **changes})
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something published: is a metric of an arm ("*": of each) lower or higher than the first arm's, or
+    not worse by more than a share of it? At a trend: is the ratio in the last part lower than in the first?
+    """
+
+    claim: str
+    published: str
+    arm: str
+    metric: str
+    expect: Literal["lower", "higher", "no worse"]
+    at: Place = "best"
+    size: float | None = None  # as published: signed; no worse: the most that is allowed
+    relative: bool = True  # the size is a share of the first arm's value, not in the metric's unit
+    against: str = ""  # an arm; default: the first
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison of a study, such as one depth. Arms as the command line has them."""
+
+    arms: tuple[str, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+    @cached_property
+    def read_arms(self) -> tuple[Arm, ...]:
+        return tuple(map(Arm.read, self.arms))
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        return TrainConfig.of(self.settings, "the plan")
+
 
 @dataclass(frozen=True)
 class Plan:
-    arms: tuple[Arm, ...]
-    settings: TrainConfig
-    seeds: tuple[int, ...]
+    parts: tuple[Part, ...]
+    seeds: tuple[int, ...] = ()
+    """Default: one more than the least with which a difference can be confirmed."""
     title: str = ""
     metrics: tuple[str, ...] = ()
-    primary: str | None = None
+    primary: str = ""
+    looks: tuple[int, ...] = ()
+    """Numbers of seeds after which one will look at the results; each at the error rate divided by them."""
+    margin: float | None = None
+    """How much of the primary metric makes no difference: inside it an arm is as good as the first."""
+    within: float = 0.05
+    """Of the untouched model's loss, where all start from pretrained weights: how near is near enough."""
     tune: Literal["lr"] | None = None
     trials: int = 5
+    trial_tokens: int | None = None
+    """The budget of a trial; default: that of a run."""
     equalise: bool = False
+    along: bool = False
+    """Measure the models on the way, too, for metrics at a matched loss."""
     test_tokens: int = 65_536
     threads: int = 1
     """Threads of each run, fixed because sums of floats depend on it."""
+    claims: tuple[Claim, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What else was not controlled."""
 
     def __post_init__(self) -> None:
-        if len(self.arms) < 1:
-            raise UsageError("no arm came", "Name two or more mixers: langevin compare softmax ssmax.")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        put("parts", tuple(_with_a_budget(part) for part in self.parts))
+        for name, least in (
+            ("trials", 1),
+            ("test_tokens", 2),
+            ("threads", 1),
+            ("within", 0),
+            ("margin", 0),
+        ):
+            if getattr(self, name) is not None and getattr(self, name) < least:
+                raise UsageError(f"{name}={getattr(self, name)} must be {least} or more")
+        task = TASKS.parse(self.parts[0].config.task)
+        put("primary", self.primary or task.primary)
+        usual = task.reported or tuple(m.name for m in task.metrics if m.better != "neither")
+        put("metrics", tuple(dict.fromkeys((self.primary, *(self.metrics or usual)))))
+        for part in self.parts:
+            self._check(part)
+        if self.looks and (sorted(set(self.looks)) != list(self.looks) or self.looks[0] < 1):
+            raise UsageError(
+                f"looks {list(self.looks)} must grow", "Write numbers of seeds: --looks 7,10,14."
+            )
+        put("seeds", self.seeds or tuple(range(max((*self.looks, self.enough)))))
+        if len(set(self.seeds)) < len(self.seeds):
             raise UsageError(f"seeds {list(self.seeds)} must be one or more, each once")
         if self.tune and TUNING_SEED in self.seeds:
             raise UsageError(
                 f"seed {TUNING_SEED} is the one that learning rates are tried with",
                 "Choose other seeds, so that tuning and comparing stay apart.",
             )
-        for name, least in (("trials", 1), ("test_tokens", 2), ("threads", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name}={getattr(self, name)} must be {least} or more")
-        if self.settings.minutes is not None:
+
+    def _check(self, part: Part) -> None:
+        known = {metric.name: metric for metric in TASKS.parse(part.config.task).metrics}
+        for name in self.metrics:
+            if name not in known:
+                raise unknown("metric", name, known)
+        if known[self.primary].better not in ("lower", "higher"):
             raise UsageError(
-                "a budget in minutes is not equal terms: a faster mixer would see more tokens",
-                "Give --tokens or --steps.",
+                f"{self.primary} is neither better high nor low, so no verdict can be about it",
+                f"Choose another --primary, such as {TASKS.parse(part.config.task).primary}.",
             )
-        if self.settings.tokens is None and self.settings.steps is None:
-            object.__setattr__(self, "settings", replace(self.settings, tokens=BUDGET))
-        metrics, primary = known_metrics.chosen(self.settings.task, self.metrics, self.primary)
-        object.__setattr__(self, "metrics", metrics)
-        object.__setattr__(self, "primary", primary)
-        _check_arms(self.arms)
-        for arm in self.arms:
-            self.config(arm, self.seeds[0])
+        _check_arms(part.read_arms)
+        for arm in part.read_arms:
+            self.config(part, arm, 0)
+        names = [arm.name for arm in part.read_arms][1:]
+        for claim in self.claims:
+            for name in (claim.arm, claim.against or "*"):
+                if claim.part in (part.name, "") and name not in ("*", *names):
+                    raise unknown("arm in a claim", name, names)
+            if claim.metric not in (*self.metrics, TO_MATCH):
+                raise unknown("metric in a claim", claim.metric, self.metrics)
 
-    def config(self, arm: Arm, seed: int, **changes: Any) -> TrainConfig:
+    @property
+    def task(self) -> Any:
+        return TASKS.parse(self.parts[0].config.task)
+
+    @property
+    def described_metrics(self) -> tuple[Metric, ...]:
+        known = {metric.name: metric for metric in self.task.metrics}
+        return tuple(known[name] for name in self.metrics)
+
+    @cached_property
+    def family(self) -> list[Key]:
+        """Every contrast that is judged: the primary metric of each arm, and what claims are about."""
+        own = [Key(p.name, a.name, self.primary) for p in self.parts for a in p.read_arms[1:]]
+        claimed = [
+            key for claim in self.claims if claim.expect != "no worse" for key in self.keys_of(claim)
+        ]
+        return list(dict.fromkeys((*own, *claimed)))
+
+    def keys_of(self, claim: Claim) -> list[Key]:
+        part = next((part for part in self.parts if part.name == claim.part), self.parts[-1])
+        names = [arm.name for arm in part.read_arms[1:]] if claim.arm == "*" else [claim.arm]
+        return [Key(claim.part, name, claim.metric, claim.at, claim.against) for name in names]
+
+    @property
+    def enough(self) -> int:
+        """One seed more than the least with which a contrast can survive the correction."""
+        return least_seeds(len(self.family), max(1, len(self.looks))) + 1
+
+    def config(self, part: Part, arm: Arm, seed: int, **changes: Any) -> TrainConfig:
         """The settings of one run."""
-        return replace(self.settings, mixer=arm.spec, seed=seed, **{**arm.changes, **changes})
+        return replace(part.config, **{**arm.changes, "seed": seed, **changes})
 
-    def learning_rates(self) -> list[float]:
+    def learning_rates(self, part: Part, arm: Arm) -> list[float]:
         """The trials: lr · 2^k, k about 0; the given rate is one of them."""
-        first = -((self.trials - 1) // 2)
-        return [float(f"{self.settings.lr * 2.0**k:.4g}") for k in range(first, first + self.trials)]
-
-    def shared_settings(self) -> dict[str, Any]:
-        """What all arms have in common, for results.json."""
-        shared = {k: v for k, v in plain(self.settings).items() if k not in ("mixer", "seed")}
-        shared["test_tokens"] = self.test_tokens
-        if self.tune:
-            shared |= {"tune": self.tune, "trials": self.trials}
-        if self.equalise:
-            shared["equalise"] = True
-        return shared
+        lr, first = self.config(part, arm, 0).lr, -((self.trials - 1) // 2)
+        return [float(f"{lr * 2.0**k:.4g}") for k in range(first, first + self.trials)]
 
     def as_dict(self) -> dict[str, Any]:
-        arms = [asdict(arm) for arm in self.arms]
-        return {**plain(self), "arms": arms, "settings": plain(self.settings)}
-
-    def command(self) -> str:
-        """A command that makes this comparison."""
-        words = ["langevin", "compare"]
-        words += [arm.text for arm in self.arms]
-        usual, first = known_metrics.chosen(self.settings.task, (), None)
-        defaults = asdict(TrainConfig())
-        for name, value in asdict(self.settings).items():
-            if name == "data" or (value != defaults[name] and name not in ("mixer", "seed")):
-                words += _flag(name, value)
-        words += ["--seeds", seeds_in_words(self.seeds)]
-        for f in fields(self):
-            value = getattr(self, f.name)
-            default = {"metrics": usual, "primary": first}.get(f.name, f.default)
-            if f.name not in ("arms", "settings", "seeds", "title") and value != default:
-                words += _flag(f.name, value)
-        return shlex.join(words)
+        return dict(_plain(asdict(self)))
 
 
-def slug(name: str) -> str:
-    """The folder of what has this name."""
-    plain = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "arm"
-    if len(plain) <= LONGEST_NAME:
-        return plain
-    return f"{plain[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+# The fields of a plan that are options of the command line as they stand.
+OPTIONS = (
+    *("title", "metrics", "primary", "looks", "margin", "within", "tune", "trials", "trial_tokens"),
+    *("equalise", "along", "test_tokens"),
+)
 
 
-def read_arms(texts: tuple[str, ...]) -> tuple[Arm, ...]:
-    """Arms from the command line: a spec, or name=spec."""
-    arms = []
-    for text in texts:
-        before, equals, after = text.partition("=")
-        named = bool(equals) and "(" not in before
-        name, spec = (before.strip(), after.strip()) if named else (text.strip(), text.strip())
-        if not name or not spec:
-            raise UsageError(f"{text!r} is not an arm", "Write a mixer spec, or name=spec.")
-        arms.append(Arm(name, spec))
-    return tuple(arms)
+def _with_a_budget(part: Part) -> Part:
+    """The part with every setting spelled out, and a budget that is the same for all arms."""
+    config = part.config
+    if config.minutes is not None:
+        raise UsageError(
+            "a budget in minutes is not equal terms: a faster mixer would see more",
+            "Give --tokens or --steps.",
+        )
+    if config.tokens is None and config.steps is None:
+        config = replace(config, tokens=BUDGET)
+    return replace(part, settings={k: v for k, v in asdict(config).items() if k not in ("mixer", "seed")})
 
 
 def _check_arms(arms: tuple[Arm, ...]) -> None:
     from langevin.mixers import parse
 
-    for arm in arms:
-        for part in arm.spec.split(";"):
-            parse(part.strip())
+    if not arms:
+        raise UsageError("no arm came", "Name two or more mixers: langevin compare softmax ssmax.")
+    specs = [[parse(p.strip()) for p in arm.changes["mixer"].split(";")] for arm in arms]
     for name, count in Counter(arm.name for arm in arms).items():
         if count > 1:
             raise UsageError(f"{name} comes twice", f"Give one of them a name: again={name}.")
-        if name in OURS:
-            raise UsageError(f"an arm cannot be called {name}", "A file of the report has that name.")
     for slug, count in Counter(arm.slug for arm in arms).items():
         if count > 1:
             one, two = [arm.name for arm in arms if arm.slug == slug][:2]
@@ -171,44 +269,56 @@ def _check_arms(arms: tuple[Arm, ...]) -> None:
                 f"{one!r} and {two!r} would share the folder {slug}",
                 f"Give one of them a name: other={two}.",
             )
-    seen: dict[Any, str] = {}
-    for arm in arms:
-        means = (tuple(parse(p.strip()).in_full() for p in arm.spec.split(";")), str(arm.changes))
-        if means in seen and arm.name == arm.spec:
+    seen: dict[str, str] = {}
+    for arm, mixers in zip(arms, specs, strict=True):
+        means = str([[mixer.in_full() for mixer in mixers], {**arm.changes, "mixer": ""}])
+        if means in seen and arm.name == arm.text:
             raise UsageError(
-                f"{arm.name} is the same as {seen[means]}", f"Give it a name: again={arm.spec}."
+                f"{arm.name} is the same as {seen[means]}", f"Give it a name: again={arm.text}."
             )
         seen.setdefault(means, arm.name)
 
 
-def settle(plan: Plan, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Write the plan and facts about it into the folder, or see that it is the plan that is there; seeds
-    may have been added to it.
-
-    Returns the facts that were written with the plan.
-    """
-    now = {**plan.as_dict(), "data": about["data"]}
+def settle(plan: Plan, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Write the plan and facts about it (data, commands) into the folder, or see that it is the one that is
+    there; seeds may have been added to it. The facts as they stand there."""
     before = begun(folder)
+    now = {"plan": plan.as_dict(), **facts}
     if before is not None:
-        there = {key: before.get(key) for key in now}
-        added = _added(there["seeds"], now["seeds"])
-        found = difference(there | {"seeds": now["seeds"]} if added else there, now)
+        there = before["plan"]
+        if set(there["seeds"]) < set(plan.seeds):
+            there = {**there, "seeds": list(plan.seeds)}
+        found = difference(_comparable(there), _comparable(now["plan"]))
+        if found is None:
+            found = difference(before.get("data"), facts["data"], "data")
         if found is not None:
             where, old, new = found
             raise UsageError(
                 f"{folder} was planned with {where}={old!r}, not {new!r}",
                 "Give the same command to go on with it, more seeds to add them, or another --out.",
             )
-        if not added:
-            return {key: before.get(key) for key in about}
-        seen = (folder / "results.json").exists()
-        about = {**about, "added": [*(before.get("added") or []), *(added if seen else [])]}
-    write_text(folder / FILE, yaml.safe_dump({**now, **about}, sort_keys=False, allow_unicode=True))
-    return about
+        if there["seeds"] == before["plan"]["seeds"]:
+            return before
+        now = {**before, "plan": now["plan"], "commands": facts["commands"]}
+    keep(folder, now)
+    return now
+
+
+def keep(folder: Path, facts: dict[str, Any]) -> None:
+    write_text(folder / FILE, yaml.safe_dump(_plain(facts), sort_keys=False, allow_unicode=True))
+
+
+def _comparable(plan: dict[str, Any]) -> dict[str, Any]:
+    """Without what changes no number; where the data are is told by their hashes."""
+    parts = [
+        {**part, "settings": {k: v for k, v in part["settings"].items() if k not in (*INCIDENTAL, "data")}}
+        for part in plan["parts"]
+    ]
+    return {**plan, "parts": parts}
 
 
 def begun(folder: Path) -> dict[str, Any] | None:
-    """What stands in the compare.yaml of a folder; None where a comparison may begin."""
+    """What stands in the compare.yaml of a folder; None where a study may begin."""
     path = folder / FILE
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", "Choose another --out.")
@@ -218,37 +328,28 @@ def begun(folder: Path) -> dict[str, Any] | None:
             raise UsageError(f"{folder} holds something else ({others[0]})", "Choose another --out.")
         return None
     values = read_yaml(path)
-    if not isinstance(values, dict):
-        raise UsageError(f"{path} is not a plan", "Choose another --out.")
+    if not isinstance(values, dict) or not {"plan", "data", "commands"} <= values.keys():
+        raise UsageError(f"{path} is not a plan that can be read", "Choose another --out.")
+    made(Plan, values["plan"], str(path))
     return values
 
 
-def _added(before: Any, now: list[int]) -> list[int]:
-    """The seeds that are new, where none is missing."""
-    if not isinstance(before, list) or not set(before) <= set(now):
-        return []
-    return [seed for seed in now if seed not in before]
-
-
 def read_plan(path: Path) -> tuple[Plan, dict[str, Any]]:
-    """The plan in a compare.yaml, and the facts written with it."""
-    try:
-        values = read_yaml(path)
-        names = {f.name for f in fields(Plan)}
-        plan = {key: values[key] for key in names}
-        for key in ("data", "commands", "workers"):
-            _ = values[key]
-        plan["arms"] = tuple(Arm(**arm) for arm in values["arms"])
-        plan["settings"] = TrainConfig(**values["settings"])
-        plan = {key: tuple(v) if isinstance(v, list) else v for key, v in plan.items()}
-        return Plan(**plan), {key: v for key, v in values.items() if key not in names}
-    except UsageError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    """The plan in a compare.yaml or in its folder, and the facts that stand beside it."""
+    folder = path if path.is_dir() else path.parent
+    facts = begun(folder) if (folder / FILE).is_file() else None
+    if facts is None:
         raise UsageError(
-            f"{path} is not a plan that can be read ({type(error).__name__})",
-            f"Give what langevin compare made: its folder, or the {FILE} in it.",
-        ) from error
+            f"{path} is no plan", f"Give what langevin compare made: its folder, or its {FILE}."
+        )
+    return made(Plan, facts["plan"], str(path)), facts
+
+
+def looked(facts: dict[str, Any]) -> tuple[Look, ...]:
+    return tuple(
+        Look(tuple(look["seeds"]), tuple((p, a, s) for p, a, s in look["missing"]))
+        for look in facts.get("looks", [])
+    )
 
 
 def difference(before: Any, now: Any, where: str = "") -> tuple[str, Any, Any] | None:
@@ -263,6 +364,44 @@ def difference(before: Any, now: Any, where: str = "") -> tuple[str, Any, Any] |
     return next((f for f in found if f is not None), None)
 
 
+def made(kind: Any, values: Any, where: str) -> Any:
+    """The dataclass of these values: none unknown, none missing, each of its type; lists become tuples."""
+    if not isinstance(values, dict):
+        raise UsageError(f"{where} is not a table of keys and values")
+    hints = typing.get_type_hints(kind)
+    for key in values:
+        if key not in hints:
+            raise unknown(f"key in {where}", str(key), hints)
+    for f in fields(kind):
+        if f.name not in values and f.default is MISSING and f.default_factory is MISSING:
+            raise UsageError(f"{where} has no {f.name}")
+    return kind(**{key: _value(hints[key], value, f"{where}: {key}") for key, value in values.items()})
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    nested = next((kind for kind in (hint, *inner) if is_dataclass(kind)), None)
+    if origin in (tuple, dict):
+        if not isinstance(value, list if origin is tuple else dict):
+            raise UsageError(f"{where} must be a {'list' if origin is tuple else 'table'}, not {value!r}")
+        if isinstance(value, list):
+            return tuple(_value(inner[0], item, where) for item in value)
+        return {str(name): _value(inner[1], item, f"{where} {name}") for name, item in value.items()}
+    if nested is not None and value is not None:
+        return made(nested, value, where)
+    if hint is not Any and nested is None:
+        check_type(where, value, hint)
+    return value
+
+
+def slug(name: str) -> str:
+    """The folder of what has this name."""
+    plain = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "arm"
+    if len(plain) <= LONGEST_NAME:
+        return plain
+    return f"{plain[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
 def seeds_in_words(seeds: tuple[int, ...]) -> str:
     """0-5 or 0,3,5: what the command line takes."""
     first, last = seeds[0], seeds[-1]
@@ -271,13 +410,33 @@ def seeds_in_words(seeds: tuple[int, ...]) -> str:
     return ",".join(map(str, seeds))
 
 
-def plain(settings: Any) -> dict[str, Any]:
-    """A dataclass as YAML and JSON have it: with lists for tuples."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(settings).items()}
+def _split(text: str) -> list[str]:
+    """At the commas that stand in no brackets and no quotes."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        depth += (character in "([") - (character in ")]") if not quote else 0
+        if character == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
-def _flag(name: str, value: Any) -> list[str]:
-    flag = "--" + name.replace("_", "-")
-    if isinstance(value, bool):
-        return [flag] if value else [flag.replace("--", "--no-", 1)]
-    return [flag, *map(str, value)] if isinstance(value, tuple | list) else [flag, str(value)]
+def _scalar(text: str) -> Any:
+    """A number, a truth value, null or a word, as in YAML."""
+    try:
+        value = parse_yaml(text, "an arm")
+    except UsageError:
+        return text
+    return value if value is None or isinstance(value, bool | int | float | str) else text
+
+
+def _plain(value: Any) -> Any:
+    """As YAML and JSON have it: lists for tuples."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value

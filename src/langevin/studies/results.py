@@ -1,38 +1,471 @@
-"""Finding things in the results of a comparison."""
+"""What a study found: typed runs, arms and contrasts. results.json holds these as they stand.
+
+The only currency are rows (`langevin.evaluation.rows`): nothing here knows tokens, logits or folders.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-Results = dict[str, Any]
-Row = dict[str, Any]
+from langevin.evaluation.rows import Kind, Metric, Row
+from langevin.studies.inference import ERROR_RATE, Estimate, estimate, holm, least_seeds, sign_flip
+
+Status = Literal["done", "diverged", "failed", "missing"]
+Place = Literal["best", "matched", "trend"]
+State = Literal[
+    "better",  # confirmed, of the primary metric
+    "worse",
+    "lower",  # confirmed, of a diagnostic, which has no winner
+    "higher",
+    "as good",  # the 90 % interval lies inside the margin of the plan
+    "does not survive",  # the 95 % interval leaves out 0, the corrected test does not
+    "not confirmed",
+    "not proven",  # an upper bound above an exact loss says nothing about the model
+    "too few",  # pairs: nothing could be confirmed
+    "not judged",  # another metric, an unfinished study, or a primary chosen afterwards
+]
+CONFIRMED = ("better", "worse", "lower", "higher")
+
+TO_MATCH = "to_match"
+COSTS = {
+    metric.name: metric
+    for metric in (
+        Metric("parameters", "parameters", "", "lower"),
+        Metric("flops_per_token", "training FLOPs a token", "FLOPs", "lower"),
+        Metric("state_bytes", "decoding state after a context", "B", "lower"),
+        Metric("peak_memory_bytes", "peak training memory", "B", "lower"),
+        Metric("tokens_per_second", "training speed", "tokens/s", "higher"),
+        Metric("time_ratio", "training time", "× reference", "lower"),
+        Metric("decode_ms_per_token", "decoding time", "ms/token", "lower"),
+        Metric("decode_ratio", "decoding time", "× reference", "lower"),
+    )
+}
 
 
-def metric_named(results: Results, name: str) -> dict[str, str]:
-    """How a metric is called; one that is not described goes by its own name."""
-    found: dict[str, str] = next((m for m in results["metrics"] if m["name"] == name), {})
-    told = {key: value for key, value in found.items() if value is not None}
-    return {"name": name, "label": name, "unit": "", "better": "neither", **told}
+@dataclass(frozen=True)
+class Point:
+    """Of a learning curve: the validation loss after so much of the budget."""
+
+    step: int
+    amount: int
+    loss: float
 
 
-def comparison(results: Results, arm: str, metric: str, at: str = "best") -> Row | None:
-    """The paired comparison of this arm with the reference, if one was made."""
-    for row in results.get("comparisons") or []:
-        if row["arm"] == arm and row["metric"] == metric and row.get("at", "best") == at:
-            return dict(row)
-    return None
+@dataclass(frozen=True)
+class RunResult:
+    seed: int
+    status: Status = "missing"
+    error: str | None = None
+    rows: tuple[Row, ...] = ()  # on test; those at {"step": n} of models on the way
+    curve: tuple[Point, ...] = ()
+    examples: tuple[float, ...] = ()  # the primary metric of each test example, where a task tells
+    details: dict[str, Any] = field(default_factory=dict)  # sample, reliability, learned scalars
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(record: Mapping[str, Any]) -> RunResult:
+        """From the JSON of a finished run."""
+        rows = tuple(Row(**row) for row in record["rows"])
+        curve = tuple(Point(**point) for point in record["curve"])
+        return RunResult(**{**record, "rows": rows, "curve": curve, "examples": tuple(record["examples"])})
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ("done", "diverged")
+
+    @property
+    def best(self) -> Point | None:
+        """The evaluation that chose the model: the first with the smallest loss."""
+        return min(self.curve, key=lambda point: point.loss, default=None)
+
+    def row(self, metric: str, at: Mapping[str, Any] | None = None) -> Row | None:
+        return next((row for row in self.rows if row.metric == metric and row.at == (at or {})), None)
+
+    def value(self, metric: str) -> float | None:
+        row = self.row(metric)
+        return None if row is None or not math.isfinite(row.value) else row.value
+
+    def amount_to(self, loss: float) -> float | None:
+        """How much of the budget until the validation loss first was this, linear between evaluations."""
+        return self._on_the_way(loss, lambda point: point.amount)
+
+    def value_at(self, metric: str, loss: float) -> float | None:
+        """A metric where the validation loss was this, linear between the models around it."""
+
+        def of(point: Point) -> float | None:
+            row = self.row(metric, {"step": point.step})
+            return None if row is None else row.value
+
+        return self._on_the_way(loss, of)
+
+    def _on_the_way(self, loss: float, of: Callable[[Point], float | None]) -> float | None:
+        before = None
+        for point in self.curve:
+            if point.loss <= loss:
+                here = of(point)
+                if before is None or here is None or point.loss == loss:
+                    return here
+                there = of(before)
+                share = (before.loss - loss) / (before.loss - point.loss)
+                return None if there is None else there + share * (here - there)
+            before = point
+        return None
 
 
-def width(row: Row) -> float:
-    """Of the interval of a comparison; the size of its difference where it has none."""
-    return float(abs(row["difference"]) if row["low"] is None else row["high"] - row["low"])
+@dataclass(frozen=True)
+class Trial:
+    """Of a learning rate, on validation; a loss of None: it diverged."""
+
+    lr: float
+    loss: float | None
 
 
-def done(arm: Row) -> list[Row]:
-    """The runs of an arm that were finished."""
-    return [run for run in arm["runs"] if run["status"] == "done"]
+@dataclass(frozen=True)
+class ArmResult:
+    name: str
+    settings: dict[str, Any]  # in which it differs: at least its mixer
+    runs: tuple[RunResult, ...]
+    costs: tuple[Row, ...] = ()
+    tuning: tuple[Trial, ...] = ()
+
+    def by_seed(self, metric: Metric) -> dict[int, float]:
+        """Of the runs that ended; one that diverged is worse than any that did not."""
+        found: dict[int, float] = {}
+        for run in self.runs:
+            value = run.value(metric.name) if run.status == "done" else None
+            if run.status == "diverged" and metric.better in ("lower", "higher"):
+                value = math.inf if metric.better == "lower" else -math.inf
+            if value is not None:
+                found[run.seed] = value
+        return found
+
+    def estimate(self, metric: Metric) -> Estimate | None:
+        values = list(self.by_seed(metric).values())
+        positive = metric.better == "lower" and all(value > 0 for value in values)
+        return estimate(
+            values, scale="log odds" if metric.unit == "fraction" else "log" if positive else "plain"
+        )
+
+    def kind(self, metric: str) -> Kind | None:
+        rows = (run.row(metric) for run in self.runs)
+        return next((row.kind for row in rows if row is not None), None)
+
+    def cost(self, name: str) -> Row | None:
+        return next((row for row in self.costs if row.metric == name), None)
+
+    @property
+    def done(self) -> list[RunResult]:
+        return [run for run in self.runs if run.status == "done"]
 
 
-def names_in(parts: Any) -> list[str]:
-    """The keys of several tables, some of which may be None, each once and in order."""
-    return list(dict.fromkeys(name for part in parts for name in part or {}))
+@dataclass(frozen=True)
+class PartResult:
+    """One of the comparisons that a study is made of, such as one depth; often there is only one."""
+
+    name: str
+    arms: tuple[ArmResult, ...]
+    settings: dict[str, Any] = field(default_factory=dict)  # what all its arms share
+    untouched: RunResult | None = None  # the pretrained model that all arms began from
+
+    @property
+    def reference(self) -> ArmResult:
+        return self.arms[0]
+
+    def arm(self, name: str) -> ArmResult:
+        return next(arm for arm in self.arms if arm.name == name)
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a contrast is about. At a trend: the last part against the first."""
+
+    part: str
+    arm: str
+    metric: str
+    place: Place = "best"
+    against: str = ""  # an arm; default: the first of the part
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """An arm against the reference: the mean paired difference with its 95 % t interval.
+
+    The differences of amounts to a matched loss, and of trends, are relative ones (0.1: 10 % more).
+    p_adjusted is Holm's over all judged contrasts of the study, times the number of declared looks; only
+    judged contrasts have one, and it stays that of the look that gave the verdict when seeds are added.
+    """
+
+    key: Key
+    against: str
+    pairs: int
+    difference: float | None
+    low: float | None
+    high: float | None
+    low90: float | None
+    high90: float | None
+    relative: float | None  # the difference as a share of the reference's mean
+    p: float | None = None
+    p_adjusted: float | None = None
+    state: State = "not judged"
+
+    @property
+    def leaves_out_zero(self) -> bool:
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+
+
+@dataclass(frozen=True)
+class Look:
+    """The runs that a verdict rests on: these seeds, without what was missing then."""
+
+    seeds: tuple[int, ...]
+    missing: tuple[tuple[str, str, int], ...] = ()  # part, arm, seed
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of a published claim: was its direction seen, and what is our size beside the published one?"""
+
+    part: str
+    claim: str
+    published: str
+    direction: Literal["seen", "opposite", "not seen"]
+    ours: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the page says first: an answer of at most 30 words, how sure it is, and at most three more
+    sentences."""
+
+    answer: str
+    sure: str
+    more: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Results:
+    title: str
+    metrics: tuple[Metric, ...]  # the primary one first
+    unit: str  # of the budget
+    seeds: tuple[int, ...]
+    parts: tuple[PartResult, ...]
+    contrasts: tuple[Contrast, ...] = ()
+    verdict: Verdict = Verdict("", "")
+    answers: tuple[Answer, ...] = ()
+    exploratory: str = ""  # why nothing may be confirmed, where that is so
+    margin: float | None = None
+    within: float | None = None  # of the untouched model's loss: how near is near enough
+    looks: tuple[Look, ...] = ()  # that the verdict rests on
+    not_controlled: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    environment: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def primary(self) -> Metric:
+        return self.metrics[0]
+
+    @property
+    def runs(self) -> list[RunResult]:
+        return [run for part in self.parts for arm in part.arms for run in arm.runs]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every planned run has ended, one way or another."""
+        return all(run.status != "missing" for run in self.runs)
+
+    @property
+    def judged(self) -> list[Contrast]:
+        return [contrast for contrast in self.contrasts if contrast.p_adjusted is not None]
+
+    def part(self, name: str) -> PartResult:
+        return next(part for part in self.parts if part.name == name)
+
+    def part_of(self, key: Key) -> PartResult:
+        """Of a trend, the last one."""
+        return self.parts[-1] if key.place == "trend" else self.part(key.part)
+
+    def reference(self, key: Key) -> ArmResult:
+        part = self.part_of(key)
+        return part.arm(key.against) if key.against else part.reference
+
+    def metric(self, name: str) -> Metric:
+        known = {metric.name: metric for metric in (*self.metrics, to_match(self.unit))}
+        return known.get(name) or Metric(name, name.replace("_", " "), "", "neither")
+
+    def contrast(self, key: Key) -> Contrast | None:
+        return next((contrast for contrast in self.contrasts if contrast.key == key), None)
+
+
+def to_match(unit: str) -> Metric:
+    return Metric(TO_MATCH, f"training {unit} to the same validation loss", unit, "lower")
+
+
+def differences(results: Results, key: Key) -> dict[int, float]:
+    """Arm minus reference by seed, where both runs ended: 0 where both diverged, infinite where one did."""
+    metric = results.metric(key.metric)
+    if key.place == "trend":
+        first, last = (_log_ratios(part, key.arm, metric) for part in (results.parts[0], results.parts[-1]))
+        return {seed: last[seed] - first[seed] for seed in last.keys() & first.keys()}
+    ours, base = results.part_of(key).arm(key.arm), results.reference(key)
+    if key.place == "matched":
+        pairs = {
+            run.seed: (run, other) for run in ours.runs for other in base.runs if run.seed == other.seed
+        }
+        found = {seed: _at_matched_loss(metric, *pair) for seed, pair in pairs.items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+    a, b = ours.by_seed(metric), base.by_seed(metric)
+    return {seed: 0.0 if a[seed] == b[seed] else a[seed] - b[seed] for seed in a.keys() & b.keys()}
+
+
+def _at_matched_loss(metric: Metric, ours: RunResult, base: RunResult) -> float | None:
+    """At the larger of the two runs' best losses, which both reached; amounts as the log of a ratio."""
+    if not (ours.ended and base.ended):
+        return None
+    if "diverged" in (ours.status, base.status):
+        if metric.name != TO_MATCH:
+            return None
+        return 0.0 if ours.status == base.status else math.inf if ours.status == "diverged" else -math.inf
+    if ours.best is None or base.best is None:
+        return None
+    loss = max(ours.best.loss, base.best.loss)
+    if metric.name == TO_MATCH:
+        a, b = ours.amount_to(loss), base.amount_to(loss)
+        return math.log(a / b) if a and b else None
+    a, b = ours.value_at(metric.name, loss), base.value_at(metric.name, loss)
+    return None if a is None or b is None else a - b
+
+
+def _log_ratios(part: PartResult, arm: str, metric: Metric) -> dict[int, float]:
+    a, b = part.arm(arm).by_seed(metric), part.reference.by_seed(metric)
+    both = [s for s in a.keys() & b.keys() if 0 < a[s] < math.inf and 0 < b[s] < math.inf]
+    return {seed: math.log(a[seed] / b[seed]) for seed in both}
+
+
+def contrasts(results: Results, judged: Iterable[Key], looks: int = 1) -> tuple[Contrast, ...]:
+    """All contrasts of a study: each arm against the first of its part in every metric that has a better
+    side, at the best model and, where it is known, at a matched loss; and what else is judged.
+
+    judged: one family of hypotheses, fixed by the plan. looks: how many the plan declared; those that were
+    reached stand in `results.looks`.
+    """
+    family = list(judged)
+    described = [
+        Key(part.name, arm.name, metric.name, place)
+        for part in results.parts
+        for metric in (*results.metrics, to_match(results.unit))
+        for place in ("best", "matched")
+        for arm in part.arms[1:]
+        if metric.better != "neither"
+    ]
+    keys = dict.fromkeys((*family, *described))
+    values = {key: differences(results, key) for key in keys}
+    adjusted = _adjusted(results, family, values, looks)
+    found = []
+    for key in keys:
+        p, corrected = adjusted.get(key, (None, None))
+        if values[key] or key in family:
+            found.append(_contrast(results, key, values[key], p, corrected, len(family) * looks))
+    return tuple(found)
+
+
+def _adjusted(
+    results: Results, family: list[Key], values: dict[Key, dict[int, float]], looks: int
+) -> dict[Key, tuple[float | None, float | None]]:
+    """p alone and corrected for the family and the declared looks, of the look that says most."""
+    if not results.finished or results.exploratory:
+        return {}
+    best: dict[Key, tuple[float | None, float | None]] = {}
+    for look in results.looks:
+        seen = [_seen(look, key, results.reference(key).name, values[key]) for key in family]
+        alone = [sign_flip(list(pairs.values())) for pairs in seen]
+        for key, p, corrected in zip(family, alone, holm(alone), strict=True):
+            now = min(1.0, looks * corrected)
+            before = best.get(key, (None, None))[1]
+            if before is None or now < before:
+                best[key] = (p, now)
+    return best
+
+
+def _seen(look: Look, key: Key, against: str, values: dict[int, float]) -> dict[int, float]:
+    missing = [m for m in look.missing if m[0] == key.part or key.place == "trend"]
+    gone = {seed for _, arm, seed in missing if arm in (key.arm, against)}
+    return {seed: value for seed, value in values.items() if seed in look.seeds and seed not in gone}
+
+
+def _contrast(
+    results: Results,
+    key: Key,
+    values: dict[int, float],
+    p: float | None,
+    adjusted: float | None,
+    hypotheses: int,
+) -> Contrast:
+    metric, reference = results.metric(key.metric), results.reference(key)
+    seen, narrow = (estimate(list(values.values()), confidence) for confidence in (0.95, 0.9))
+    numbers: list[float | None] = [None] * 5
+    if seen is not None and narrow is not None and math.isfinite(seen.mean):
+        numbers = [seen.mean, seen.low, seen.high, narrow.low, narrow.high]
+    base = reference.by_seed(metric)
+    mean = sum(base[s] for s in values if s in base) / len(values) if values else 0.0
+    if key.place == "trend" or metric.name == TO_MATCH:
+        numbers = [None if x is None else math.expm1(x) for x in numbers]
+        relative = numbers[0]
+    else:
+        known = mean and math.isfinite(mean)
+        relative = numbers[0] / abs(mean) if numbers[0] is not None and known else None
+    spread: Any = dict(zip(("difference", "low", "high", "low90", "high90"), numbers, strict=True))
+    contrast = Contrast(
+        key, reference.name, len(values), **spread, relative=relative, p=p, p_adjusted=adjusted
+    )
+    if adjusted is None:
+        return contrast
+    state = _state(results, contrast, list(values.values()), hypotheses)
+    return replace(contrast, state=state)
+
+
+def _state(results: Results, contrast: Contrast, values: list[float], hypotheses: int) -> State:
+    key, metric = contrast.key, results.metric(contrast.key.metric)
+    infinite = [math.copysign(1, x) for x in values if math.isinf(x)]
+    lower = sum(infinite or values) < 0
+    if contrast.p_adjusted is not None and contrast.p_adjusted <= ERROR_RATE:
+        ours, base = results.part_of(key).arm(key.arm), results.reference(key)
+        kinds = ours.kind(key.metric), base.kind(key.metric)
+        if not _examples_agree(ours, base, results, key):
+            return "not confirmed"
+        proves: dict[Any, bool] = {("bound", "exact"): lower, ("exact", "bound"): not lower}
+        if key.place == "best" and not proves.get(kinds, True):
+            return "not proven"
+        if key.metric == results.primary.name and key.place == "best" and "diagnostic" not in kinds:
+            return "better" if lower == (metric.better == "lower") else "worse"
+        return "lower" if lower else "higher"
+    margin = results.margin if key.metric == results.primary.name and key.place == "best" else None
+    low, high = contrast.low90, contrast.high90
+    if margin is not None and low is not None and high is not None and max(-low, high) <= margin:
+        return "as good"
+    if contrast.pairs < least_seeds(hypotheses):
+        return "too few"
+    return "does not survive" if contrast.leaves_out_zero else "not confirmed"
+
+
+def _examples_agree(ours: ArmResult, base: ArmResult, results: Results, key: Key) -> bool:
+    """Where examples are a second source of variance: whether the interval over them leaves out 0, too, of
+    the paired difference of each example averaged over seeds."""
+    if key.metric != results.primary.name or key.place != "best":
+        return True
+    a, b = ({run.seed: run.examples for run in arm.done if run.examples} for arm in (ours, base))
+    seeds = [seed for seed in a if seed in b and len(a[seed]) == len(b[seed])]
+    if not seeds:
+        return True
+    columns = zip(*([x - y for x, y in zip(a[s], b[s], strict=True)] for s in seeds), strict=False)
+    over = estimate([sum(column) / len(seeds) for column in columns])
+    return over is None or over.low is None or over.high is None or not over.low <= 0 <= over.high
+
+
+def could_confirm(results: Results, family: Iterable[Key], looks: int = 1) -> bool:
+    """Whether any judged contrast has pairs enough to be confirmed: only then is a look one."""
+    keys = list(family)
+    return any(len(differences(results, key)) >= least_seeds(len(keys), looks) for key in keys)

@@ -1,81 +1,135 @@
-"""Equal terms: how many parameters the arms have, and how to give them the same number."""
+"""Equal terms: what the arms' models weigh, how to give them the same weight, and how many runs a machine
+can take at a time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+import os
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 
+from langevin.environment import can_compile
 from langevin.errors import UsageError
-from langevin.evaluation.cost import parameter_count
-from langevin.models.cost import flops_of
+from langevin.evaluation.rows import Row
 from langevin.settings import TrainConfig
-from langevin.studies.controls import TOLERANCE
-from langevin.studies.plan import Arm, Plan
-from langevin.training.start import build
+from langevin.studies.plan import Arm, Part, Plan
+from langevin.studies.work import sizes
+from langevin.training.start import resolved
+
+TOLERANCE = 0.01  # arms whose sizes differ by no more than this are called equal
+BUSY = 5e12  # FLOPs of a step that leave no room on a GPU for another run
+WORTH = 1e16  # FLOPs of a study from which compiling models pays: it takes half a minute or more
+LARGE = 8192  # a vocabulary from which compiling the loss pays: it takes seconds
+MOST = 4  # runs at a time on a GPU
+CORES = 4  # of the host, for each of them after the first
+SHARE = 0.6  # of the memory of the GPU, for all runs together
+
+Sizes = dict[tuple[str, str], list[Row]]  # by part and arm
 
 
-@dataclass(frozen=True)
-class Size:
-    parameters: int
-    flops_per_token: float
-    vocabulary: int
+def all_sizes(plan: Plan, data: list[Any]) -> Sizes:
+    return {
+        (part.name, arm.name): sizes(plan.config(part, arm, 0), own)
+        for part, own in zip(plan.parts, data, strict=True)
+        for arm in part.read_arms
+    }
 
 
-def size(config: TrainConfig, data: Any) -> Size:
-    """Of the model of a config, which is not built in memory."""
-    with torch.device("meta"):
-        model = build(config, data)
-    vocabulary = getattr(model.config, "vocab_size", 0)
-    return Size(parameter_count(model), flops_of(model, config.context), vocabulary)
-
-
-def sizes(plan: Plan, data: Any) -> dict[str, Size]:
-    return {arm.name: size(plan.config(arm, plan.seeds[0]), data) for arm in plan.arms}
-
-
-def unequal(counts: dict[str, Size]) -> list[str]:
-    """A sentence for each arm whose parameters differ from the first arm's by more than 1 %."""
-    first, *others = counts
-    reference = counts[first].parameters
-    return [
-        f"{name} has {counts[name].parameters:,} parameters, "
-        f"{100 * (counts[name].parameters / reference - 1):+.1f} % against {first} ({reference:,})"
-        for name in others
-        if abs(counts[name].parameters / reference - 1) > TOLERANCE
-    ]
-
-
-def equalised(plan: Plan, data: Any) -> Plan:
+def equalised(plan: Plan, data: list[Any]) -> Plan:
     """The plan with arms whose parameters match the first arm's, by the width of their MLPs.
 
     Where no MLP is narrow enough, by the width of the model. An arm within 1 % stays as it is.
     """
-    first, *others = plan.arms
-    target = size(plan.config(first, plan.seeds[0]), data).parameters
-    return replace(plan, arms=(first, *(_matched(plan, arm, data, target) for arm in others)))
+    parts = []
+    for part, own in zip(plan.parts, data, strict=True):
+        first, *others = part.read_arms
+        target = _parameters(plan.config(part, first, 0), own)
+        arms = [first, *(_matched(plan, part, arm, own, target) for arm in others)]
+        parts.append(replace(part, arms=tuple(arm.text for arm in arms)))
+    return replace(plan, parts=tuple(parts))
 
 
-def _matched(plan: Plan, arm: Arm, data: Any, target: int) -> Arm:
+def _parameters(config: TrainConfig, data: Any) -> int:
+    return int(sizes(config, data)[0].value)
+
+
+def _matched(plan: Plan, part: Part, arm: Arm, data: Any, target: int) -> Arm:
     def count(**changes: Any) -> int:
-        return size(plan.config(arm, plan.seeds[0], **changes), data).parameters
+        return _parameters(plan.config(part, arm, 0, **changes), data)
 
     if abs(count() / target - 1) <= TOLERANCE:
         return arm
+    if part.config.init is not None:
+        raise UsageError("--equalise cannot change a pretrained model", "Leave one of them out.")
     least = count(mlp_width=1)
     a_column = count(mlp_width=2) - least
     inner = 1 + round((target - least) / a_column)
     if inner >= 1 and abs(count(mlp_width=inner) / target - 1) <= TOLERANCE:
-        return replace(arm, changes={**arm.changes, "mlp_width": inner})
-    heads = plan.settings.heads
-    step = heads * (2 if plan.settings.positions == "rope" else 1)
-    widths = range(step, 4 * plan.settings.width + 1, step)
-    width = min(widths, key=lambda w: abs(count(width=w) - target))
+        return arm.with_(mlp_width=inner)
+    config = part.config
+    step = config.heads * (2 if config.positions == "rope" else 1)
+    width = min(range(step, 4 * config.width + 1, step), key=lambda w: abs(count(width=w) - target))
     if abs(count(width=width) / target - 1) > TOLERANCE:
         raise UsageError(
             f"no width brings {arm.name} within 1 % of {target:,} parameters (nearest: "
             f"{count(width=width):,} at {width})",
             "Compare without --equalise, or choose a larger --width.",
         )
-    return replace(arm, changes={**arm.changes, "width": width})
+    return arm.with_(width=width)
+
+
+def workers_for(plan: Plan, found: Sizes, data: list[Any], device: str, workers: int | None) -> int:
+    """How many processes make runs: as the user says; else one a core, or as many as a GPU has time and
+    memory for."""
+    if workers is not None:
+        return workers
+    every = len(found) * len(plan.seeds)
+    if device == "cpu":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return max(1, min(cores // plan.threads, every))
+    largest, needed = 0.0, 1.0
+    for part, own in zip(plan.parts, data, strict=True):
+        config, tokens = part.config, part.config.batch * part.config.context
+        for name in (arm.name for arm in part.read_arms):
+            parameters, flops = (row.value for row in found[part.name, name])
+            largest = max(largest, flops * tokens)
+            # Weights, gradients and moments; a batch's logits three times; 40 numbers a token, layer and
+            # channel for the backward pass; and what CUDA takes.
+            activations = 10 * getattr(own, "vocab_size", 0) + 80 * config.layers * config.width
+            needed = max(needed, 16 * parameters + tokens * activations + 2**29)
+    if largest > BUSY:
+        return 1
+    fit = int(SHARE * torch.cuda.get_device_properties(device).total_memory / needed)
+    return max(1, min(MOST, 1 + (os.cpu_count() or 1) // CORES, fit, every))
+
+
+def spelled_out(
+    plan: Plan, found: Sizes, data: list[Any], device: str, before: dict[str, Any] | None
+) -> Plan:
+    """The plan with what `auto` means here; on a GPU, compiled as far as the runs are worth it, or as they
+    were before, where the study goes on."""
+    there = before["plan"]["parts"] if before is not None else []
+    parts = []
+    for i, (part, own) in enumerate(zip(plan.parts, data, strict=True)):
+        config = replace(part.config, device=device)
+        if config.compile == "auto" and i < len(there):
+            config = replace(config, compile=there[i]["settings"].get("compile", "auto"))
+        if config.compile == "auto" and device.startswith("cuda") and can_compile(device):
+            config = replace(config, compile=_worth_compiling(plan, part, found, own))
+        settings = {**part.settings, "compile": config.compile, "device": device}
+        full = resolved(replace(config, mixer=part.read_arms[0].changes["mixer"]), device)
+        settings |= {name: getattr(full, name) for name in ("data", "precision", "compile", "context")}
+        parts.append(replace(part, settings=settings))
+    return replace(plan, parts=tuple(parts))
+
+
+def _worth_compiling(plan: Plan, part: Part, found: Sizes, data: Any) -> Literal["on", "loss", "off"]:
+    """Models, where all runs together are long enough to gain what it costs (arms compile side by side);
+    else the loss, where that is much of the work."""
+    config = part.config
+    tokens = config.tokens or config.batch * config.context * (config.steps or 0)
+    flops = sum(found[part.name, arm.name][1].value for arm in part.read_arms)
+    if flops * tokens * len(plan.seeds) > WORTH:
+        return "on"
+    return "loss" if getattr(data, "vocab_size", 0) >= LARGE else "off"

@@ -1,97 +1,426 @@
-"""How numbers and lists are written: as many digits as the uncertainty leaves."""
+"""What a study says: one sentence for each state of a contrast, and nothing stronger.
+
+"Better" and "worse" are said of a confirmed contrast of the primary metric only; a diagnostic has a
+direction and no winner; all else is told with its interval.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from langevin.studies.statistics import ERROR_RATE
+from langevin.evaluation.rows import Metric, Row
+from langevin.studies.inference import ERROR_RATE
+from langevin.studies.numbers import counted, in_words, listed, p_value, percent
+from langevin.studies.plan import Claim, Plan, seeds_in_words
+from langevin.studies.results import (
+    CONFIRMED,
+    TO_MATCH,
+    Answer,
+    ArmResult,
+    Contrast,
+    Key,
+    PartResult,
+    Results,
+    Verdict,
+)
 
-MINUS = "\N{MINUS SIGN}"
-NOTHING = "–"
+if TYPE_CHECKING:
+    from langevin.studies.terms import Sizes
 
-
-def number(value: float | None, spread: float | None = None, sign: bool = False) -> str:
-    """A number to two digits of its spread, or to four of its own when no spread is known."""
-    if value is None:
-        return NOTHING
-    if value == 0 and not spread:
-        return "0"
-    known = spread is not None and spread > 1e-9 * abs(value)
-    size = spread if known and spread else abs(value)
-    decimals = (1 if known else 3) - math.floor(math.log10(size))
-    shown = f"{abs(value):,.{min(max(decimals, 0), 8)}f}"
-    if not shown.strip("0."):
-        return shown
-    return (MINUS if value < 0 else "+" if sign else "") + shown
-
-
-def in_words(value: float, width: float, sign: bool = False) -> str:
-    """A number in a sentence: two digits of the width, or of itself; more where it would read as zero."""
-    width = width if width > 1e-9 * abs(value) else abs(value)
-    while value and width > 1e-8 and not number(value, width).strip("0."):
-        width /= 10
-    return number(value, width, sign)
+LONGEST_ANSWER = 30  # words
+TOLERANCE = 0.01  # arms whose sizes differ by no more than this are called equal
+MANY = 3  # arms that a sentence names; beyond, it counts them
 
 
-def interval(low: float | None, high: float | None, sign: bool = False, spread: float | None = None) -> str:
-    """[low, high] to two digits of the spread, by default its half width; empty when there is none."""
-    if low is None or high is None:
-        return ""
-    spread = spread or (high - low) / 2
-    return f"[{number(low, spread, sign)}, {number(high, spread, sign)}]"
+def contrast_in_words(results: Results, contrast: Contrast) -> str:
+    """One sentence for the state of a contrast."""
+    arm, seen = arm_of(contrast), observed(results, contrast)
+    against, label = contrast.against, results.metric(contrast.key.metric).label
+    if contrast.state in ("better", "worse"):
+        return f"{arm} is {contrast.state} than {against}: {seen}."
+    if contrast.state in ("lower", "higher"):
+        return f"{arm} has a {contrast.state} {label} than {against}: {seen}."
+    if contrast.state == "as good":
+        margin = with_unit(results.margin or 0.0, results.primary)
+        return f"{arm} is as good as {against} within {margin}: {seen}."
+    ending = {
+        "does not survive": f"; this does not survive {counted(len(results.judged), 'contrast')}",
+        "not confirmed": ", not confirmed",
+        "not proven": "; an upper bound above an exact loss proves nothing",
+        "too few": f"; {counted(contrast.pairs, 'pair')} of seeds cannot confirm anything",
+        "not judged": "",
+    }[contrast.state]
+    return f"{arm} against {against}: {seen}{ending}."
 
 
-def half_width(low: float | None, high: float | None) -> float | None:
-    return None if low is None or high is None else (high - low) / 2
+def observed(results: Results, contrast: Contrast) -> str:
+    """Direction, size and interval: "loss lower by 0.021 nats/token (95 % t interval 0.015 to 0.027)"."""
+    metric, difference = results.metric(contrast.key.metric), contrast.difference
+    if difference is None:
+        diverged = sum(run.status == "diverged" for run in _arm(results, contrast.key).runs)
+        if diverged:
+            return f"{diverged} of {counted(contrast.pairs, 'run')} diverged, so there is no interval"
+        return "not measured"
+    if difference == 0 and contrast.low == contrast.high:
+        return f"{metric.label} exactly equal"
+    way = "lower" if difference < 0 else "higher"
+    relative = contrast.key.place == "trend" or metric.name == TO_MATCH
+    label = metric.label
+    if contrast.key.place == "trend":
+        first, last = results.parts[0].name, results.parts[-1].name
+        label = f"ratio of {label} to {contrast.against}'s at {last} against {first}"
+    if contrast.low is None or contrast.high is None:
+        size = percent(abs(difference)) if relative else with_unit(abs(difference), metric)
+        return f"{label} {way} by {size}"
+    sign, width = math.copysign(1, difference), (contrast.high - contrast.low) / 2
+    low, high = sorted((sign * contrast.low, sign * contrast.high))
+    if relative:
+        size, span = percent(abs(difference)), f"{percent(low)} to {percent(high)}"
+    else:
+        size = with_unit(abs(difference), metric, width)
+        span = f"{in_words(low, width)} to {in_words(high, width)}"
+    return f"{label} {way} by {size} (95 % t interval {span})"
 
 
-def common_spread(pairs: list[tuple[float | None, float | None]]) -> float | None:
-    """The middle half width of several intervals, so that a column shows as many decimals in every row."""
-    widths = sorted(w for low, high in pairs if (w := half_width(low, high)))
-    return widths[len(widths) // 2] if widths else None
+def with_unit(value: float, metric: Metric, width: float = 0.0) -> str:
+    shown = in_words(value, width)
+    return f"{shown} {metric.unit}" if metric.unit not in ("", "fraction") else shown
 
 
-def probability(p: float | None, digits: str = ".3f") -> str:
-    """A p to three decimals, to more where it would read as the limit that it is over."""
-    if p is None:
-        return NOTHING
-    shown = format(p, digits)
-    return "< 0.001" if p < 0.001 else f"{p:.6g}" if float(shown) <= ERROR_RATE < p else shown
+def arm_of(contrast: Contrast) -> str:
+    at = f" at {contrast.key.part}" if contrast.key.part and contrast.key.place != "trend" else ""
+    return f"{contrast.key.arm}{at}"
 
 
-def p_value(p: float) -> str:
-    """p = 0.031"""
-    return f"p {'' if p < 0.001 else '= '}{probability(p, '.2g')}"
+def _arm(results: Results, key: Key) -> ArmResult:
+    return results.part_of(key).arm(key.arm)
 
 
-def amount(value: float | None, unit: str = "", digits: int = 3) -> str:
-    """A count with a prefix: 12,400 → 12.4 k, 3.1e9 B → 3.1 GB."""
-    if value is None:
-        return NOTHING
-    if value == 0:
-        return f"0 {unit}".strip()
-    rounded = float(f"{value:.{digits - 1}e}")
-    step = min(max(math.floor(math.log10(abs(rounded)) / 3), 0), 5)
-    scaled = rounded / 1000**step
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(scaled))))
-    prefix = ("", "k", "M", "G" if unit else "B", "T", "P")[step]
-    return f"{scaled:.{decimals}f} {prefix}{unit}".strip()
+def verdict(plan: Plan, results: Results) -> Verdict:
+    """The answer, how sure it is, and at most three sentences more."""
+    ended = sum(run.status != "missing" for run in results.runs)
+    if not results.finished:
+        far = f"{ended} of {counted(len(results.runs), 'run')} have ended"
+        return Verdict(
+            f"No answer yet: {far}.", "What is judged is fixed; it is told when all runs have ended."
+        )
+    primary = [
+        c for c in results.contrasts if c.key.metric == results.primary.name and c.key.place == "best"
+    ]
+    if not primary:
+        return Verdict("One arm: there is nothing to compare it with.", "95 % t intervals over seeds.")
+    if results.exploratory:
+        return Verdict(
+            _leading(results, primary), f"Exploratory: {results.exploratory}. Nothing is confirmed."
+        )
+    return Verdict(
+        _answer(plan, results, primary), _sure(plan, results), tuple(_more(plan, results, primary))
+    )
 
 
-def listed(names: Iterable[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
+def _answer(plan: Plan, results: Results, primary: list[Contrast]) -> str:
+    """The most telling sentence that has at most 30 words."""
+    state = {
+        name: [c for c in primary if c.state == name] for name in ("better", "worse", "lower", "higher")
+    }
+    reference = primary[0].against
+    label = results.primary.label
+    if all(c.state == "too few" for c in primary):
+        seeds = counted(len(results.seeds), "seed")
+        return f"Cannot be judged: {seeds} cannot confirm any difference; {plan.enough} would do."
+    good = state["better"] or state["lower"]
+    bad = state["worse"] or state["higher"]
+    if good:
+        most = max(good, key=lambda c: abs(c.relative or 0))
+        how = "better than" if state["better"] else f"lower in {label} than"
+        first = [
+            f"{_named(good)} {_verb(good)} {how} {reference}{_most(good, most)}{_by(results, most)}",
+            f"{len(good)} of {len(primary)} are {how} {reference}, most {arm_of(most)}{_by(results, most)}",
+        ]
+    else:
+        same = [c for c in primary if c.state == "as good"]
+        none = f"No arm is {'better than' if not state['higher'] else f'lower in {label} than'} {reference}"
+        first = [f"{_named(same)} {_verb(same)} as good as {reference}"] if same else [none]
+    way = "worse" if state["worse"] else f"higher in {label}"
+    last = [f"; {_named(bad)} {_verb(bad)} {way}", f"; {len(bad)} {_verb(bad)} {way}"] if bad else [""]
+    if not good and not bad and all(c.state != "as good" for c in primary):
+        only = f": {observed(results, primary[0])}" if len(primary) == 1 else f" in {label}"
+        return f"No difference to {reference} was confirmed{only}."
+    if not good and bad:
+        worst = max(bad, key=lambda c: abs(c.relative or 0))
+        last = [f"; {_named(bad)} {_verb(bad)} {way}{_most(bad, worst)}{_by(results, worst)}", *last]
+    options = [f"{a}{b}." for a in first for b in last]
+    fitting = [text for text in options if len(text.split()) <= LONGEST_ANSWER]
+    return fitting[0] if fitting else " ".join(options[-1].split()[:LONGEST_ANSWER])
 
 
-def counted(count: int, noun: str) -> str:
-    """1 seed, 2 seeds"""
-    return f"{count} {noun}{'s' * (count != 1)}"
+def _leading(results: Results, primary: list[Contrast]) -> str:
+    """Of an exploratory page: what was seen of the arm with the largest difference."""
+    seen = [c for c in primary if c.difference is not None]
+    if not seen:
+        return "Nothing can be compared."
+    most = max(seen, key=lambda c: abs(c.relative or 0))
+    text = f"Seen, not confirmed: {arm_of(most)} against {most.against}, {observed(results, most)}."
+    return (
+        text
+        if len(text.split()) <= LONGEST_ANSWER
+        else f"Seen, not confirmed: {arm_of(most)} differs most."
+    )
 
 
-def with_unit(label: str, unit: str) -> str:
-    return f"{label} ({unit})" if unit else label
+def _by(results: Results, contrast: Contrast) -> str:
+    """by 0.021 nats/token (1.4 %)"""
+    if contrast.difference is None:
+        return " by divergence"
+    width = ((contrast.high or 0) - (contrast.low or 0)) / 2
+    share = f" ({percent(abs(contrast.relative))})" if contrast.relative is not None else ""
+    return f" by {with_unit(abs(contrast.difference), results.primary, width)}{share}"
 
 
-def sentence_case(words: str) -> str:
-    return words[:1].upper() + words[1:]
+def _most(every: list[Contrast], most: Contrast) -> str:
+    return "" if len(every) == 1 else f", most {arm_of(most)}"
+
+
+def _named(every: list[Contrast]) -> str:
+    if len(every) > MANY:
+        return f"{len(every)} arms"
+    return listed(arm_of(c) for c in every)
+
+
+def _verb(every: list[Contrast]) -> str:
+    return "is" if len(every) == 1 else "are"
+
+
+def _sure(plan: Plan, results: Results) -> str:
+    seeds = sorted({seed for look in results.looks for seed in look.seeds})
+    least = min((c.p_adjusted for c in results.judged if c.p_adjusted is not None), default=1.0)
+    looks = f" and {len(plan.looks)} looks" if plan.looks else ""
+    family = counted(len(results.judged), "contrast")
+    return (
+        f"{counted(len(seeds), 'seed')}, paired; exact sign-flip test with Holm's correction over "
+        f"{family}{looks}: least {p_value(least)}; 95 % t intervals."
+    )
+
+
+def _more(plan: Plan, results: Results, primary: list[Contrast]) -> list[str]:
+    """Sentences in the order of their weight, at most three."""
+    found = []
+    if results.answers:
+        counts = {
+            way: sum(a.direction == way for a in results.answers)
+            for way in ("seen", "opposite", "not seen")
+        }
+        told = [f"{count} {way}" for way, count in counts.items() if count]
+        found.append(
+            f"Of {counted(len(results.answers), 'published claim')} the direction was {listed(told)}."
+        )
+    diverged = sorted(
+        {a.name for p in results.parts for a in p.arms for r in a.runs if r.status == "diverged"}
+    )
+    if diverged:
+        found.append(f"Runs of {listed(diverged)} diverged: they count as worse than any that did not.")
+    if results.within is not None:
+        found += _near(results)
+    open_ = [c for c in primary if c.state in ("not confirmed", "does not survive", "not proven")]
+    if open_ and len(primary) > 1:
+        found.append(f"Not confirmed: {_named(open_)}.")
+    added = [seed for seed in results.seeds if all(seed not in look.seeds for look in results.looks)]
+    if added and results.looks:
+        found.insert(0, _added(added))
+    return found[:3]
+
+
+def _added(seeds: list[int]) -> str:
+    return (
+        f"Seeds {seeds_in_words(tuple(seeds))} came after this verdict: they narrow the intervals and "
+        "change no word of it."
+    )
+
+
+def _near(results: Results) -> Iterator[str]:
+    """How many arms came near the untouched model they began from."""
+    for part in results.parts:
+        reached = [arm.name for arm in part.arms if all(to_untouched(results, part, arm).values())]
+        at = f" at {part.name}" if part.name else ""
+        names = listed(reached) if reached else "no arm"
+        yield f"Within {results.within:g} of the untouched model's loss{at} came {names}."
+
+
+def to_untouched(results: Results, part: PartResult, arm: ArmResult) -> dict[int, float | None]:
+    """By seed: how much of the budget until the loss was near that of the untouched model."""
+    best = part.untouched.best if part.untouched is not None else None
+    if best is None or results.within is None:
+        return {}
+    return {run.seed: run.amount_to(best.loss + results.within) for run in arm.runs if run.ended}
+
+
+def answers(plan: Plan, results: Results) -> tuple[Answer, ...]:
+    """Each published claim beside what was found: its direction, and our size beside the published one."""
+    if not results.finished:
+        return ()
+    return tuple(_claim_answer(plan, results, claim) for claim in plan.claims)
+
+
+def _claim_answer(plan: Plan, results: Results, claim: Claim) -> Answer:
+    found = [results.contrast(key) for key in plan.keys_of(claim)]
+    known = [c for c in found if c is not None and c.pairs]
+    direction = _no_worse(results, claim, known) if claim.expect == "no worse" else _direction(claim, known)
+    ours = "; ".join(_ours(results, claim, c) for c in known) if known else "not measured"
+    return Answer(claim.part, claim.claim, claim.published, direction, ours)  # type: ignore[arg-type]
+
+
+def _direction(claim: Claim, found: list[Contrast]) -> str:
+    """Seen, where all contrasts are confirmed that way; opposite, where one is confirmed the other way."""
+    ways = [None if c.state not in CONFIRMED or c.difference is None else c.difference < 0 for c in found]
+    wanted = claim.expect == "lower"
+    if ways and all(way is wanted for way in ways):
+        return "seen"
+    return "opposite" if any(way is (not wanted) for way in ways) else "not seen"
+
+
+def _no_worse(results: Results, claim: Claim, found: list[Contrast]) -> str:
+    """By the 90 % interval: seen, where it stays within the share; opposite, where it lies beyond."""
+    sides = []
+    for c in found:
+        mean, sign = _mean(results, c), 1 if results.metric(c.key.metric).better == "lower" else -1
+        if c.low90 is None or c.high90 is None or mean is None:
+            sides.append("not seen")
+            continue
+        limit = (claim.size or 0.0) * (abs(mean) if claim.relative else 1)
+        low, high = sorted((sign * c.low90, sign * c.high90))
+        sides.append("seen" if high <= limit else "opposite" if low > limit else "not seen")
+    return sides[0] if len(set(sides)) == 1 else "not seen"
+
+
+def _mean(results: Results, contrast: Contrast) -> float | None:
+    """Of the reference, over the seeds that both have."""
+    if contrast.difference is None or not contrast.relative:
+        return None
+    return contrast.difference / contrast.relative
+
+
+def _ours(results: Results, claim: Claim, c: Contrast) -> str:
+    text = f"{c.key.arm}: {observed(results, c)}"
+    mean = _mean(results, c)
+    if (
+        c.relative is not None
+        and mean
+        and c.key.place == "best"
+        and results.metric(c.key.metric).unit != ""
+    ):
+        text += f", {percent(c.relative, sign=True)}"
+    if c.state not in CONFIRMED and claim.expect != "no worse":
+        text += ", not confirmed" if c.p_adjusted is None else f", not confirmed ({p_value(c.p_adjusted)})"
+    if claim.size is not None and claim.expect != "no worse" and c.low is not None and c.high is not None:
+        scale = abs(mean) if claim.relative and mean and c.key.place != "trend" else 1.0
+        inside = c.low <= claim.size * scale <= c.high
+        published = (
+            percent(claim.size, sign=True) if claim.relative else f"{claim.size:+g}".replace("-", "−")
+        )
+        text += f"; the published {published} lies {'inside' if inside else 'outside'} the interval"
+    return text
+
+
+def unequal_sizes(sizes: Sizes) -> list[str]:
+    """A sentence for each arm whose parameters differ from the first arm's by more than 1 %."""
+    first: dict[str, tuple[str, float]] = {}
+    found = []
+    for (part, arm), rows in sizes.items():
+        name, base = first.setdefault(part, (arm, rows[0].value))
+        share = rows[0].value / base - 1
+        if abs(share) > TOLERANCE:
+            count = f"{arm} has {rows[0].value:,.0f} parameters"
+            found.append(f"{count}, {percent(share, sign=True)} against {name} ({base:,.0f})")
+    return found
+
+
+def not_controlled(plan: Plan, results: Results) -> Iterator[str]:
+    """What could explain a difference, or its absence, besides the arms themselves."""
+    yield from plan.notes
+    yield _tuning(plan, results)
+    for part in results.parts:
+        at = f"{part.name}: " if part.name else ""
+        for name, what in (("parameters", "parameters"), ("flops_per_token", "FLOPs a token")):
+            yield from (at + sentence for sentence in _unequal(part, name, what))
+        others = [f"{a.name} ({', '.join(own)})" for a in part.arms if (own := _own_settings(plan, a))]
+        if others:
+            yield f"{at}Settings of their own besides the mixer: {listed(others)}."
+        late = [arm.name for arm in part.arms if _still_improving(arm)]
+        if late:
+            yield f"{at}Still improving when the budget ended: {listed(late)}; more could change the order."
+    yield from _seeds(results)
+    data = results.data.get("name")
+    yield f"One data set ({data}) and one budget ({_budget(plan)}): others were not tried."
+    made = {
+        tuple(run.environment.get(k) for k in ("device", "torch", "commit"))
+        for run in results.runs
+        if run.environment
+    }
+    if len(made) > 1:
+        yield f"The runs were not all made with one device, torch and commit, but with {len(made)}."
+
+
+def _budget(plan: Plan) -> str:
+    config = plan.parts[0].config
+    amount = (
+        f"{config.tokens:,} {plan.task.unit}" if config.tokens is not None else f"{config.steps:,} steps"
+    )
+    return f"{amount}, {config.schedule} schedule"
+
+
+def _tuning(plan: Plan, results: Results) -> str:
+    if not plan.tune:
+        rate = f"The learning rate of {plan.parts[0].config.lr:g} was not tuned per arm"
+        return f"{rate}: another may suit another arm."
+    edge = [
+        arm.name
+        for part in results.parts
+        for arm in part.arms
+        if arm.tuning and arm.settings.get("lr") in (arm.tuning[0].lr, arm.tuning[-1].lr)
+    ]
+    short = f" of {plan.trial_tokens:,} {plan.task.unit}" if plan.trial_tokens else ""
+    told = (
+        f"Learning rates were chosen per arm by {plan.trials} trials{short} on validation, with one seed "
+        "that is not judged; every other setting is shared, whoever it suits."
+    )
+    if edge:
+        told += f" The best rate of {listed(dict.fromkeys(edge))} was the first or last tried."
+    return told
+
+
+def _own_settings(plan: Plan, arm: ArmResult) -> list[str]:
+    hidden = ("mixer", "lr") if plan.tune else ("mixer",)
+    return [f"{key} {value}" for key, value in arm.settings.items() if key not in hidden]
+
+
+def _unequal(part: PartResult, name: str, what: str) -> Iterator[str]:
+    base = part.reference.cost(name)
+    found = []
+    for arm in part.arms[1:]:
+        row: Row | None = arm.cost(name)
+        if base and row and base.value and abs(row.value / base.value - 1) > TOLERANCE:
+            share = row.value / base.value - 1
+            found.append(f"{arm.name} {percent(abs(share))} {'more' if share > 0 else 'fewer'}")
+    if found:
+        yield f"Against {part.reference.name}, not the same {what}: {listed(found)}."
+
+
+def _still_improving(arm: ArmResult) -> bool:
+    """Whether most runs ended at their best."""
+    late = [run.best == run.curve[-1] for run in arm.done if run.curve]
+    return bool(late) and 2 * sum(late) > len(late)
+
+
+def _seeds(results: Results) -> Iterator[str]:
+    failed = sorted({a.name for p in results.parts for a in p.arms for r in a.runs if r.status == "failed"})
+    if failed:
+        yield f"Runs of {listed(failed)} failed and are missing: those left may be the easier ones."
+    if len(results.seeds) > 1:
+        yield (
+            "Intervals are over seeds (initial weights and data order); every run was scored on the same "
+            "test data, whose choice is not in them."
+        )
+    if any(c.p_adjusted is not None and c.p_adjusted > ERROR_RATE for c in results.judged):
+        yield "What was not confirmed may still be there: too few seeds, or too small a difference."

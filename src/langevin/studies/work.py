@@ -1,185 +1,199 @@
-"""What is done for one run of a comparison, wherever it is done: train, measure, write done.json.
-
-Everything here can be killed at any moment and called again: training goes on from its last checkpoint, the
-rest is done anew, and `done.json` is written last and in one move. A run that has it is not touched again.
-"""
+"""What the jobs of a study do: train and measure a run, try a learning rate, time the arms in turns."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+import math
+import shutil
+import statistics
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from langevin.errors import one_line
-from langevin.runs.files import read_json, write_json
+import torch
+
+from langevin.bench.training import in_turns
+from langevin.environment import pick_device
+from langevin.errors import Diverged, UsageError, one_line
+from langevin.evaluation import cost
+from langevin.evaluation.rows import Row
+from langevin.evaluation.runs import evaluate
+from langevin.evaluation.runs import measured as evaluate_model
+from langevin.models.convert import from_pretrained
+from langevin.models.cost import flops_of
+from langevin.runs import load
+from langevin.sampling.ar import Request, Sampling
 from langevin.settings import TrainConfig
-from langevin.studies.measuring import SHARED, best_of, measured, measured_at, was_shared
+from langevin.studies.inference import estimate
+from langevin.studies.jobs import Stopped, forget
+from langevin.studies.results import Point, RunResult
+from langevin.tasks import TASKS
+from langevin.training.start import build, prepared
 
-ALONE = "alone.json"  # of an arm: what it costs to train with the device to itself
-DECODING = "decoding.json"  # of a comparison: what a token costs each arm
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run to be made: a run of the comparison, a trial of a learning rate, or more about a finished
-    run: with `at_loss`, its measurement at a validation loss that it had on its way; with `timing`, what
-    one like it costs with the device to itself; with `decoding`, what a token costs those runs in turns."""
-
-    label: str
-    folder: Path
-    config: TrainConfig
-    test_tokens: int
-    threads: int
-    trial: bool = False
-    at_loss: float | None = None
-    timing: bool = False
-    decoding: tuple[Path, ...] = ()  # a run of every arm
-    shared: bool = False  # with other runs on its GPU
-
-    @property
-    def alone(self) -> bool:
-        """Whether it wants the device to itself."""
-        return self.timing or bool(self.decoding)
-
-    @property
-    def later(self) -> bool:
-        """Whether it is about a run that is finished."""
-        return self.alone or self.at_loss is not None
-
-    @property
-    def record(self) -> Path:
-        """The file that says the job is done."""
-        if self.decoding:
-            return self.folder.parent.parent / DECODING
-        if self.timing:
-            return self.folder.parent / ALONE
-        return self.folder / ("done.json" if self.at_loss is None else "matched.json")
-
-    @property
-    def total_steps(self) -> int:
-        a_step = self.config.batch * self.config.context
-        return self.config.steps or -(-(self.config.tokens or a_step) // a_step)
+RESAMPLES = 100  # the intervals that count are over seeds
+SAMPLE_PROMPT, SAMPLE_TOKENS = 12, 60
+EVALUATED = "evaluated"  # where training keeps the model of every evaluation, if asked to
+ENVIRONMENT = ("langevin", "python", "torch", "transformers", "system", "device", "threads", "commit")
+MODELS = 1000  # that one process may compile: each arm once
+ROUNDS, SECONDS = 7, 0.2  # of timing: how often, and how long an arm's turn is
 
 
-@dataclass(frozen=True)
-class Outcome:
-    status: Literal["done", "failed", "stopped"]
-    valid_loss: float | None = None
-    error: str | None = None
+def run(config: TrainConfig, folder: Path, threads: int, test_tokens: int, along: bool) -> dict[str, Any]:
+    """Train a run, or go on with it, and measure it: the record of a RunResult. along: the models on the
+    way are measured as well, and not kept."""
+    trouble = _train(replace(config, keep_evaluated=along), folder, threads)
+    found = load(folder)
+    curve = curve_of(found)
+    record = RunResult(config.seed, curve=curve, environment=environment_of(found))
+    if trouble is not None:
+        return asdict(replace(record, status="diverged", error=trouble))
+    device = pick_device(config.device)
+    rows, details = measured(found, device, test_tokens)
+    for point in curve if along else ():
+        model = from_pretrained(folder / EVALUATED / f"step-{point.step}").eval()
+        then = evaluate_model(found, model, device=device, limit=test_tokens, **_quick(found))
+        rows += [replace(Row(**row), at={"step": point.step}) for row in then["rows"] if not row["at"]]
+    for served in (EVALUATED, "checkpoints"):
+        shutil.rmtree(folder / served, ignore_errors=True)
+    examples = tuple(details.pop("examples", ()))
+    record = replace(record, status="done", rows=tuple(rows), examples=examples, details=details)
+    return {**asdict(record), "said": f"validation loss {record.best.loss:.4f}" if record.best else ""}
 
 
-def work(job: Job) -> Outcome:
-    """Make one run, or go on with it; what happened. `tidied` is for afterwards."""
-    import torch
+def try_rate(config: TrainConfig, folder: Path, threads: int) -> dict[str, Any]:
+    """The best validation loss with a learning rate; None where it diverged."""
+    if _train(config, folder, threads) is not None:
+        return {"loss": None, "said": "diverged"}
+    loss = min(point.loss for point in curve_of(load(folder)))
+    return {"loss": loss, "said": f"validation loss {loss:.4f}"}
 
-    if finished(job):
-        return Outcome("done")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(job.threads)
+
+def _train(config: TrainConfig, folder: Path, threads: int) -> str | None:
+    """Train to the end; why not, where a run diverged."""
+    torch.set_num_threads(threads)
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MODELS
+    trainer, progress = prepared(config, folder, resume=True, quiet=True)
     try:
-        if not job.later:
-            return _made(job)
-        write_json(job.record, _more(job))
-        return Outcome("done")
-    except Exception as error:  # whatever it is, it is this run's own affair
-        return fail(job, one_line(error))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def tidied(job: Job) -> None:
-    """Leave the GPU to the next run of this process: no memory kept, no compiled models counted towards a
-    limit; a compiled loss serves the next run too."""
-    import torch
-
-    if torch.cuda.is_initialized() and job.config.compile == "on":
-        torch.compiler.reset()
-    forget()
-
-
-def forget() -> None:
-    """Give back the memory of a GPU that nobody holds any more: trainers and their graphs are cycles."""
-    import gc
-
-    import torch
-
-    if torch.cuda.is_initialized():
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def _made(job: Job) -> Outcome:
-    from langevin.environment import pick_device
-    from langevin.evaluation import cost
-    from langevin.training.start import prepared
-
-    (job.folder / "failed.json").unlink(missing_ok=True)
-    peak = cost.PeakMemory(pick_device(job.config.device))
-    trainer, progress = prepared(job.config, job.folder, resume=True, quiet=True)
-    if job.shared:
-        (job.folder / SHARED).touch()
-    begun_at = trainer.state.step
-    trainer.run(progress)
-    stopped = trainer.stopped_by is not None
-    used = peak() if trainer.state.step > begun_at else None
+        trainer.run(progress)
+    except Diverged as error:
+        return one_line(error)
+    if trainer.stopped_by is not None:
+        raise Stopped
     del trainer, progress  # measuring may need their memory
     forget()
-    return Outcome("stopped") if stopped else conclude(job, used)
+    return None
 
 
-def conclude(job: Job, peak_memory: int | None) -> Outcome:
-    """What follows the training of a run: measure it, and write that it is done."""
-    from langevin.environment import pick_device
-    from langevin.runs import load
-
-    run = load(job.folder)
-    record: dict[str, Any] = {"seed": job.config.seed, "best": best_of(run)}
-    if not job.trial:
-        record |= measured(run, pick_device(job.config.device), job.test_tokens)
-        if peak_memory is not None and not was_shared(job.folder):
-            record["cost"]["peak_memory_bytes"] = peak_memory
-    write_json(job.folder / "done.json", record)
-    return Outcome("done", record["best"]["valid_loss"])
-
-
-def _more(job: Job) -> dict[str, Any]:
-    """What is wanted about finished runs."""
-    from langevin.bench.training import alone
-    from langevin.environment import pick_device
-    from langevin.evaluation.cost import decode_ms_in_turns
-    from langevin.runs import load
-    from langevin.tasks import TASKS
-
-    device = pick_device(job.config.device)
-    if job.decoding:
-        models = {folder.parent.name: load(folder).model.to(device) for folder in job.decoding}
-        return decode_ms_in_turns(models, job.config.context)
-    if job.at_loss is not None:
-        values = measured_at(load(job.folder), job.at_loss, device, job.test_tokens)
-        return {"loss": job.at_loss, "values": values}
-    return alone(job.config, TASKS.parse(job.config.task).prepare(job.config), device)
+def measured(
+    found: Any, device: str, test_tokens: int | None, evaluation: dict[str, Any] | None = None
+) -> tuple[list[Row], dict[str, Any]]:
+    """What the task measures of a trained run on test, unless it is known, and details that pages show."""
+    if evaluation is None:
+        evaluation, _ = evaluate(found, "test", device=device, limit=test_tokens, **_quick(found))
+    reliability = [
+        {**row, "accuracy": None if row["accuracy"] is None else row["accuracy"]["value"]}
+        for row in evaluation.get("calibration", {}).get("reliability", [])
+    ]
+    learned = [
+        {key: row[key] for key in ("layer", "head", "name", "value")}
+        for row in evaluation.get("learned", [])
+        if row.get("channel") is None
+    ]
+    details = {"reliability": reliability, "learned": learned, "sample": sample(found, device)}
+    details |= {"examples": evaluation.get("examples", ())}
+    return [Row(**row) for row in evaluation["rows"]], {k: v for k, v in details.items() if v}
 
 
-def finished(job: Job) -> bool:
-    """Whether the record of the job is there; at a matched loss, of that very loss; of decoding, with all
-    arms."""
-    record = recorded(job.record)
-    if record is None:
-        return False
-    if job.decoding:
-        return record.keys() == {folder.parent.name for folder in job.decoding}
-    return job.at_loss is None or record.get("loss") == job.at_loss
+def curve_of(found: Any) -> tuple[Point, ...]:
+    """Validation losses over the run."""
+    a_step = found.task.tokens_a_step(found.config)
+    return tuple(Point(r["step"], r["step"] * a_step, r["loss"]) for r in found.metrics("valid"))
 
 
-def fail(job: Job, error: str) -> Outcome:
-    """Write down that a run failed, in one line; what is more about a finished one is only missing then."""
-    if job.later:
-        return Outcome("failed", error=error)
-    job.folder.mkdir(parents=True, exist_ok=True)
-    write_json(job.folder / "failed.json", {"seed": job.config.seed, "error": error})
-    return Outcome("failed", error=error)
+def environment_of(found: Any) -> dict[str, Any]:
+    return {key: found.environment[key] for key in ENVIRONMENT if key in found.environment}
 
 
-def recorded(path: Path, shape: Any = dict) -> Any:
-    """What a record holds, of a shape as in `files.misfit`; None where there is none."""
-    return read_json(path, shape, "Delete it, and start again.", optional=True)
+def _quick(found: Any) -> dict[str, Any]:
+    """Options of a task's measure that leave out what only a single run's evaluation shows."""
+    wanted = {"resamples": RESAMPLES, "attention": False}
+    return {k: v for k, v in wanted.items() if k in inspect.signature(found.task.measure).parameters}
+
+
+def sample(found: Any, device: str) -> dict[str, str] | None:
+    """A text that goes on from how the test text begins; None: the objective writes none."""
+    corpus = found.task.prepare(found.config)
+    try:
+        write = found.objective.sampler()
+    except UsageError:
+        return None
+    if corpus.tokenizer is None:
+        return None
+    context = found.config.context
+    start = corpus.tokens("test")[: min(SAMPLE_PROMPT, context // 2 or 1)]
+    prompt = corpus.tokenizer.decode(start, skip_special_tokens=True)
+    more = Sampling(tokens=max(1, min(SAMPLE_TOKENS, context - len(start) - 1)))
+    (text,) = write(found.model.to(device), corpus.tokenizer, [Request(prompt)], more, data=corpus.manifest)
+    return {"prompt": text.prompt, "text": text.text}
+
+
+def time_arms(configs: dict[str, TrainConfig], threads: int) -> dict[str, Any]:
+    """What each arm costs: sizes, and times in turns on a machine of their own, as ratios to the first arm
+    in the same round with a 95 % t interval over rounds (of the logarithms). Needs no trained weights."""
+    torch.set_num_threads(threads)
+    first = next(iter(configs.values()))
+    device, data = pick_device(first.device), TASKS.parse(first.task).prepare(first)
+    found = {name: sizes(config, data) for name, config in configs.items()}
+    turns = in_turns(configs, data, device, ROUNDS, SECONDS)
+    base = next(iter(turns.values())).seconds
+    for name, turn in turns.items():
+        pace = turn.a_step / statistics.median(turn.seconds)
+        found[name] += [Row("tokens_per_second", pace, "cost", n=ROUNDS)]
+        found[name] += [_ratio("time_ratio", turn.seconds, base)]
+        if turn.peak_memory is not None:
+            found[name] += [Row("peak_memory_bytes", turn.peak_memory, "cost")]
+    forget()
+    for name, rows in decoding(configs, data, device).items():
+        found[name] += rows
+    return {name: [asdict(row) for row in rows] for name, rows in found.items()}
+
+
+def sizes(config: TrainConfig, data: Any) -> list[Row]:
+    """Parameters and FLOPs of the model of a config; a new one is not built in memory."""
+    with torch.device("meta") if config.init is None else nullcontext():
+        model = build(config, data)
+    return [
+        Row("parameters", cost.parameter_count(model), "cost"),
+        Row("flops_per_token", flops_of(model, config.context), "cost"),
+    ]
+
+
+def decoding(configs: dict[str, TrainConfig], data: Any, device: str) -> dict[str, list[Row]]:
+    """Milliseconds a token and bytes of state, of arms that all decode; elsewhere nothing."""
+    if any(config.context < 2 for config in configs.values()):
+        return {}
+    models = {name: build(config, data).eval().to(device) for name, config in configs.items()}
+    times: dict[str, list[float]] = {name: [] for name in models}
+    try:
+        for _ in range(ROUNDS):
+            for name, model in models.items():
+                times[name].append(cost.decode_ms(model, configs[name].context))
+    except UsageError:  # an objective that does not decode token by token
+        return {}
+    base = next(iter(times.values()))
+    return {
+        name: [
+            Row("decode_ms_per_token", statistics.median(times[name]), "cost", n=ROUNDS),
+            _ratio("decode_ratio", times[name], base),
+            Row("state_bytes", cost.state_bytes(model, configs[name].context), "cost"),
+        ]
+        for name, model in models.items()
+    }
+
+
+def _ratio(name: str, seconds: list[float], base: list[float]) -> Row:
+    found = estimate([math.log(a / b) for a, b in zip(seconds, base, strict=True)])
+    assert found is not None
+    low, high = (None if x is None else math.exp(x) for x in (found.low, found.high))
+    return Row(name, math.exp(found.mean), "cost", n=found.n, low=low, high=high)

@@ -30,6 +30,7 @@ class Task:
     name: ClassVar[str] = ""
     metrics: ClassVar[tuple[Metric, ...]] = ()
     primary: ClassVar[str] = ""  # the metric that verdicts are about
+    unit: ClassVar[str] = "tokens"  # of budgets
     reported: ClassVar[tuple[str, ...]] = ()  # what comparisons show; default: all that are better one way
 
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
@@ -41,7 +42,7 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__} must say what its models read")
 
     def tokens_a_step(self, config: TrainConfig) -> int:
-        """The unit of budgets: what a step takes of it."""
+        """What a step takes of the budget, in its unit."""
         return config.batch * config.context
 
     def batch(self, data: Any, config: TrainConfig, step: int) -> dict[str, Any]:

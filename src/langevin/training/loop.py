@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from langevin.data.feed import chunks
-from langevin.errors import UsageError, WorkError
+from langevin.errors import Diverged, UsageError
 from langevin.models.cost import flops_of
 from langevin.objectives import OBJECTIVES, Batch, Objective
 from langevin.settings import TrainConfig
@@ -239,7 +239,7 @@ class Trainer:
         self.state.bad_steps, in_a_row = (int(x) for x in self.update.skipped.tolist())
         if in_a_row >= self.config.max_bad_steps:
             last = self.state.step - 1 if self.on_gpu else self.state.step
-            raise WorkError(
+            raise Diverged(
                 f"the gradient was not finite for {in_a_row} steps, the last being step {last} "
                 f"({self.feed.where(last)})",
                 checkpoint.remedy(self.folder, "Lower --lr, raise --warmup, or use --precision fp32."),
@@ -260,7 +260,7 @@ class Trainer:
         with self.update.averaged_weights():
             loss = self.world.agree(self.valid_loss())
             if not math.isfinite(loss):
-                raise WorkError(
+                raise Diverged(
                     f"the validation loss at step {state.step} is {loss}",
                     checkpoint.remedy(self.folder, "Lower --lr or use --precision fp32."),
                 )

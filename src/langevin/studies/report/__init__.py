@@ -1,5 +1,7 @@
-"""The report of a comparison: one HTML page that needs nothing else, and its numbers as files."""
+"""The page of a study and its numbers as files."""
 
+from langevin.studies.report.page import Page, render
+from langevin.studies.report.study import study_page
 from langevin.studies.report.write import write_report
 
-__all__ = ["write_report"]
+__all__ = ["Page", "render", "study_page", "write_report"]

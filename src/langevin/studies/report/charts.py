@@ -1,251 +1,246 @@
-"""Charts of the arms: paired differences, quality against cost, reliability, and what they learned."""
+"""The drawings of a study's page: results in, charts out."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from langevin.studies.report.svg import (
-    WIDE,
-    Axis,
-    Box,
-    Dot,
-    Frame,
-    Look,
-    axis,
-    exact_axis,
-    figure,
-    line,
-    panel,
-    place_label,
-    scaffold,
-    shortened,
-    text,
-)
-from langevin.studies.results import Results, metric_named
-from langevin.studies.statistics import cost_of
-from langevin.studies.words import amount, interval, number, probability, sentence_case, with_unit
+import numpy as np
+
+from langevin import figures
+from langevin.evaluation.rows import Metric
+from langevin.figures import Bins, Effect, Line, Spot
+from langevin.studies.inference import estimate
+from langevin.studies.numbers import common_spread, half_width, listed, number, sentence_case, with_unit
+from langevin.studies.report.page import Chart, plainly
+from langevin.studies.report.study import arms
+from langevin.studies.results import CONFIRMED, COSTS, Key, PartResult, Results, RunResult
 
 
-def forests(results: Results) -> list[str]:
-    """Paired differences to the reference arm, one chart a metric: point, interval, zero line."""
-    names = [m["name"] for m in results["metrics"]]
-    order = sorted(range(len(names)), key=lambda i: names[i] != results["primary"])
-    return [found for i in order if (found := _forest(results, names[i], f"forest-{i}"))]
+def charts(results: Results) -> dict[str, list[Chart]]:
+    parts = results.parts
+    found = {
+        "curves": [chart for part in parts for chart in _curves(results, part)],
+        "reliability": [chart for part in parts for chart in _reliability(results, part)],
+        "scalars": [chart for part in parts for chart in _scalars(results, part)],
+        "grids": _grids(results),
+    }
+    return found | ({"forest": _forest(results), "cost": _cost(results)} if results.finished else {})
 
 
-def _forest(results: Results, name: str, key: str) -> str:
-    rows = [
-        c
-        for c in results.get("comparisons") or []
-        if c["metric"] == name and c.get("at", "best") == "best" and c.get("difference") is not None
-    ]
-    if not rows:
-        return ""
-    metric = metric_named(results, name)
-    order = {arm["name"]: i for i, arm in enumerate(results["arms"])}
-    ends = [0.0] + [c[k] for c in rows for k in ("low", "high", "difference") if c.get(k) is not None]
-    each, top = 42.0, 26.0
-    frame = Frame(axis(ends, pad=0.06), exact_axis(0, 1, ()), 16, top, WIDE - 32, each * len(rows))
-    parts = [line((frame.across(0), top - 4), (frame.across(0), top + frame.height), "zero")]
-    for i, c in enumerate(rows):
-        y = top + each * i + 30
-        parts.append(_estimate(frame, Look(order[c["arm"]]), y, c))
-        judged = c["verdict"]
-        if c.get("p") is not None and judged != "too few seeds":
-            judged = f"{judged}, p {probability(c['p'])}"
-        parts.append(text(frame.left, y - 14, shortened(c["arm"], 48 - len(judged)), "label halo"))
-        parts.append(text(WIDE - 16, y - 14, judged, "label quiet halo", "end"))
-    better = {"lower": "left of zero is better", "higher": "right of zero is better"}
-    body = scaffold(
-        frame,
-        f"difference in {with_unit(metric['label'], metric['unit'])}",
-        better.get(metric["better"], ""),
+def _titled(title: str, part: PartResult, results: Results) -> str:
+    return f"{title}, {part.name}" if len(results.parts) > 1 else title
+
+
+def _forest(results: Results) -> list[Chart]:
+    """Paired differences in the primary metric, sorted within each part, the reference at zero."""
+    metric, marks = results.primary, arms(results)
+    own = [c for c in results.contrasts if c.key.metric == metric.name and c.key.place == "best"]
+    spread = common_spread([(c.low, c.high) for c in own])
+    groups: dict[str, list[Effect]] = {}
+    for part in results.parts:
+        effects = [Effect(part.reference.name, marks[part.reference.name], 0.0, None, "reference")]
+        for arm in part.arms[1:]:
+            found = results.contrast(Key(part.name, arm.name, metric.name))
+            if found is None:
+                continue
+            diverged = sum(run.status == "diverged" for run in arm.runs)
+            shown = f"diverged on {diverged} of {len(arm.runs)}" if diverged else "no interval"
+            ends = None if found.low is None or found.high is None else (found.low, found.high)
+            if found.difference is not None:
+                shown = number(found.difference, spread, sign=True)
+                shown += f" ± {number(half_width(*ends), spread)}" if ends else ""
+            sure = found.state in CONFIRMED
+            effects.append(Effect(arm.name, marks[arm.name], found.difference, ends, shown, sure))
+        ordered = sorted(effects, key=lambda e: (e.value is None, e.value or 0.0))
+        groups[part.name if len(results.parts) > 1 else ""] = ordered
+    if not own:
+        return []
+    against = listed(dict.fromkeys(part.reference.name for part in results.parts))
+    title = f"{sentence_case(metric.label)}: difference to {against}"
+    told = "; ".join(f"{e.name} {e.shown}" for group in groups.values() for e in group)
+    note = "Paired by seed, with 95 % t intervals. Filled: confirmed; open: not."
+    drawn = figures.forest(groups, f"difference in {with_unit(metric.label, metric.unit)}")
+    return [Chart(title, figures.svg(drawn, "forest"), f"{told}.", note)]
+
+
+def _cost(results: Results) -> list[Chart]:
+    """The primary metric against training time, or against work where no time was measured."""
+    metric, marks = results.primary, arms(results)
+    every = [arm for part in results.parts for arm in part.arms]
+    name = (
+        "time_ratio" if sum(arm.cost("time_ratio") is not None for arm in every) > 1 else "flops_per_token"
     )
-    title = f"{sentence_case(metric['label'])}: difference to {rows[0]['against']}"
-    told = "; ".join(
-        f"{c['arm']} {number(c['difference'], sign=True)} {interval(c.get('low'), c.get('high'), True)}"
-        for c in rows
+    spots = []
+    for part in results.parts:
+        for arm in part.arms:
+            row, found = arm.cost(name), arm.estimate(metric)
+            x = row.value if row else 1.0 if name == "time_ratio" and arm is part.reference else None
+            if x is None or found is None or not np.isfinite(found.mean):
+                continue
+            wide = None if row is None or row.low is None or row.high is None else (row.low, row.high)
+            tall = None if found.low is None or found.high is None else (found.low, found.high)
+            group = part.name if len(results.parts) > 1 else ""
+            spots.append(Spot(arm.name, marks[arm.name], x, found.mean, wide, tall, group))
+    if len(spots) < 2:
+        return []
+    cost = COSTS[name]
+    rows = len(every) + (len(results.parts) if len(results.parts) > 1 else 0)
+    labels = with_unit(cost.label, cost.unit), with_unit(metric.label, metric.unit)
+    drawn = figures.scatter(spots, labels, min(figures.forest_height(rows), 210))
+    told = "; ".join(f"{s.name} {number(s.y)} at {number(s.x)}" for s in spots)
+    note = "Means over seeds with 95 % intervals" + (
+        "; lines join the arms of a part." if spots[0].group else "."
     )
-    size = (WIDE, top + frame.height + 46)
-    return figure(key, title, f"{told}.", size, body + "".join(parts))
-
-
-def _estimate(frame: Frame, look: Look, y: float, c: dict[str, Any]) -> str:
-    """The interval as a bar with caps, and the mean on it."""
-    bars = ""
-    if c.get("low") is not None and c.get("high") is not None:
-        low, high = frame.across(c["low"]), frame.across(c["high"])
-        caps = (line((x, y - 4), (x, y + 4), "bar") for x in (low, high))
-        bars = look.whisker(line((low, y), (high, y), "bar"), *caps)
-    tip = f"{c['arm']}: {number(c['difference'], sign=True)} {interval(c.get('low'), c.get('high'), True)}"
-    return bars + look.marker((frame.across(c["difference"]), y), 1.15, tip=tip)
-
-
-COSTS = (
-    ("tokens_per_second", "training speed", "tokens/s", 1.0),
-    ("decode_ms_per_token", "decoding time", "ms/token", 1.0),
-    ("flops_per_token", "model work", "FLOP/token", 1.0),
-    ("peak_memory_bytes", "peak memory", "MB", 1e6),
-    ("state_bytes", "decoding state", "kB", 1e3),
-)
-
-
-def scatters(results: Results) -> list[str]:
-    """The primary metric against each cost that was measured and is not the same for every arm."""
-    metric, drawn = metric_named(results, results["primary"]), []
-    for name, label, unit, scale in COSTS:
-        spots: dict[int, Dot] = {}
-        for index, arm in enumerate(results["arms"]):
-            cost, found = cost_of(arm, name), (arm.get("summary") or {}).get(metric["name"]) or {}
-            if cost is not None and found.get("mean") is not None:
-                x, y = cost / scale, found["mean"]
-                tip = f"{arm['name']}: {number(y)} {metric['unit']} at {amount(x)} {unit}"
-                ends = () if found.get("low") is None else (found["low"], found["high"])
-                spots[index] = Dot(x, y, arm["name"], tip, ends)
-        costs = [spot.x for spot in spots.values()]
-        if len(spots) > 1 and max(costs) - min(costs) > 0.01 * max(costs):
-            drawn.append(_scatter(metric, spots, f"cost-{name}", label, unit))
-    return drawn
-
-
-def _scatter(metric: dict[str, str], spots: dict[int, Dot], key: str, label: str, unit: str) -> str:
-    dots = list(spots.values())
-    costs = [dot.x for dot in dots]
-    log = min(costs) > 0 and max(costs) / min(costs) >= 20
-    x = axis(costs, pad=0.12, log=log)
-    if min(costs) >= 0 > x.low:
-        x = Axis(0.0, x.high, tuple(tick for tick in x.ticks if tick[0] >= 0))
-    frame = panel(x, axis([y for dot in dots for y in (dot.y, *dot.ends)], pad=0.1))
-    x_label = with_unit(label, unit) + (", log scale" if log else "")
-    body = scaffold(frame, x_label, with_unit(metric["label"], metric["unit"])) + _names(frame, dots)
-    body += "".join(dot.drawn(frame, Look(index), 1.25) for index, dot in spots.items())
-    title = f"{sentence_case(metric['label'])} against {label}"
-    told = "; ".join(f"{dot.shown}: {number(dot.y)} at {amount(dot.x)} {unit}" for dot in dots)
-    return figure(key, title, f"{told}.", (WIDE, 296), body)
-
-
-def _names(frame: Frame, dots: list[Dot]) -> str:
-    """Each point's name beside it; a thin line leads to a name that had to move away."""
-    room = (frame.left + 2, frame.top, frame.left + frame.width + 14, frame.top + frame.height)
-    centres = [frame.at(dot.x, dot.y) for dot in dots]
-    taken: list[Box] = [(x - 7, y - 7, x + 7, y + 7) for x, y in centres]
-    for dot, (x, _) in zip(dots, centres, strict=True):
-        if dot.ends:
-            low, high = (frame.at(dot.x, end)[1] for end in dot.ends)
-            taken.append((x - 3, high, x + 3, low))
-    leads, names = [], []
-    for dot, (x, y) in sorted(zip(dots, centres, strict=True), key=lambda pair: pair[1][1]):
-        short = shortened(dot.shown, 22)
-        (left, base), anchor = place_label((x, y), short, taken, room)
-        if abs(base - 5 - y) > 12:
-            leads.append(line((x, y), (left + (-2 if anchor == "start" else 2), base - 5), "lead"))
-        names.append(text(left, base, short, "label halo", anchor))
-    return "".join(leads + names)
-
-
-def reliabilities(results: Results) -> list[str]:
-    """One small diagram an arm: accuracy by confidence, seeds pooled, bars darker where tokens are many."""
-    drawn = []
-    for index, arm in enumerate(results["arms"]):
-        bins = _pooled([run.get("reliability") or [] for run in arm["runs"]])
-        if bins:
-            drawn.append(_reliability(index, arm["name"], bins))
-    return drawn
-
-
-def _pooled(runs: list[list[dict[str, Any]]]) -> list[dict[str, float]]:
-    """Bins with the same edges put together: counts add, confidence and accuracy weigh by count."""
-    found: dict[tuple[float, float], list[dict[str, Any]]] = {}
-    for bins in runs:
-        for b in bins:
-            if b["count"] and b["accuracy"] is not None and b["confidence"] is not None:
-                found.setdefault((b["low"], b["high"]), []).append(b)
     return [
-        {
-            "low": low,
-            "high": high,
-            "count": (count := sum(b["count"] for b in same)),
-            "confidence": sum(b["count"] * b["confidence"] for b in same) / count,
-            "accuracy": sum(b["count"] * b["accuracy"] for b in same) / count,
-        }
-        for (low, high), same in sorted(found.items())
+        Chart(
+            f"{sentence_case(metric.label)} against {cost.label}",
+            figures.svg(drawn, "cost"),
+            f"{told}.",
+            note,
+        )
     ]
 
 
-def _reliability(index: int, name: str, bins: list[dict[str, float]]) -> str:
-    wide, tall = 300.0, 290.0
-    unit = exact_axis(0, 1, (0, 0.25, 0.5, 0.75, 1))
-    frame = Frame(unit, unit, left=44, top=28, width=wide - 44 - 16, height=tall - 28 - 46)
-    most, total = max(b["count"] for b in bins), sum(b["count"] for b in bins)
-    look = Look(index)
-    parts = []
-    for b in bins:
-        (x, top), (end, base) = frame.at(b["low"], b["accuracy"]), frame.at(b["high"], 0)
-        shade = 0.1 + 0.5 * (b["count"] / most) ** 0.5
-        across, down = max(end - x - 1, 1), max(base - top, 0)
-        tip = f"{b['count']:,} tokens: confidence {b['confidence']:.3f}, accuracy {b['accuracy']:.3f}"
-        parts.append(
-            f'<rect class="bin" style="{look.style}" x="{x + 0.5:.1f}" y="{top:.1f}" '
-            f'width="{across:.1f}" height="{down:.1f}" fill-opacity="{shade:.2f}">'
-            f"<title>{tip}</title></rect>"
-        )
-    parts.append(line(frame.at(0, 0), frame.at(1, 1), "truth"))
-    placed = [frame.at(b["confidence"], b["accuracy"]) for b in bins]
-    parts.append(look.line(placed, "seed-strong"))
-    parts += [look.marker(at, 0.7) for at in placed]
-    gap = sum(b["count"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / total
-    title = f"Reliability of {name}"
-    told = f"Accuracy against confidence in {len(bins)} bins; mean distance to the diagonal {number(gap)}."
-    body = scaffold(frame, "confidence", "accuracy") + "".join(parts)
-    key, caption = f"reliability-{index}", shortened(name, 34)
-    return figure(key, title, told, (wide, tall), body, caption=caption, kind="small")
+def _points(run: RunResult) -> tuple[list[float], list[float]]:
+    found = [(float(point.amount), point.loss) for point in run.curve if np.isfinite(point.loss)]
+    return [x for x, _ in found], [y for _, y in found]
 
 
-def scalars(results: Results) -> list[str]:
-    """Learned scalars by layer, one chart a name: each head a marker, the mean over heads a line."""
-    runs = [run for arm in results["arms"] for run in arm["runs"]]
-    names = dict.fromkeys(row["name"] for run in runs for row in run.get("learned") or [])
-    return [found for i, name in enumerate(names) if (found := _scalar(results, name, i))]
-
-
-def _scalar(results: Results, name: str, position: int) -> str:
-    arms = []
-    for index, arm in enumerate(results["arms"]):
-        heads: dict[tuple[int, int | None], list[float]] = {}
-        for run in arm["runs"]:
-            for row in run.get("learned") or []:
-                if row["name"] == name and row["value"] is not None:
-                    heads.setdefault((row["layer"], row.get("head")), []).append(row["value"])
-        if heads:
-            arms.append((index, arm["name"], {key: fmean(found) for key, found in heads.items()}))
-    if not arms:
-        return ""
-    layers = sorted({layer for *_, heads in arms for layer, _ in heads})
-    step = max(1, len(layers) // 12)
-    ticks = tuple((float(layer), str(layer)) for layer in layers[::step])
-    x = Axis(layers[0] - 0.5, layers[-1] + 0.5, ticks)
-    frame = Frame(
-        x, axis([v for *_, heads in arms for v in heads.values()], pad=0.08), 56, 34, WIDE - 70, 190
-    )
-    parts = []
-    for place, (index, arm_name, values) in enumerate(arms):
-        look = Look(index)
-        shift = 0.16 * (place - (len(arms) - 1) / 2)
-        own = sorted({layer for layer, _ in values})
-        means = [fmean(v for (at, _), v in values.items() if at == layer) for layer in own]
-        parts.append(look.line(frame.at(layer + shift, v) for layer, v in zip(own, means, strict=True)))
-        for (layer, head), value in sorted(values.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
-            where = f"layer {layer}" + ("" if head is None else f", head {head}")
-            parts.append(
-                look.marker(
-                    frame.at(layer + shift, value), 0.8, tip=f"{arm_name}, {where}: {number(value)}"
-                )
+def _curves(results: Results, part: PartResult) -> list[Chart]:
+    """Validation loss by how much of the budget was spent: the mean over seeds and each seed."""
+    lines, marks = [], arms(results)
+    for arm in part.arms:
+        seeds = [path for run in arm.runs if len((path := _points(run))[0]) > 1]
+        if seeds:
+            first, last = max(x[0] for x, _ in seeds), min(x[-1] for x, _ in seeds)
+            grid = sorted({at for x, _ in seeds for at in x if first <= at <= last}) or seeds[0][0]
+            mean = np.mean([np.interp(grid, x, y) for x, y in seeds], axis=0)
+            lines.append(
+                Line(arm.name, marks[arm.name], grid, list(mean), pale=seeds if len(seeds) > 1 else ())
             )
-    title = f"Learned {name} by layer"
-    several = any(len(arm["runs"]) > 1 for arm in results["arms"])
-    note = "A marker a head; the line is the mean over heads." + (" Means over seeds." if several else "")
-    told = f"{title} for {', '.join(arm_name for _, arm_name, _ in arms)}."
-    body = scaffold(frame, "layer", f"{name} (learned value)") + "".join(parts)
-    legend = [(i, n) for i, n, _ in arms]
-    return figure(f"scalar-{position}", title, told, (WIDE, 264), body, legend=legend, note=note)
+    if not lines:
+        return []
+    untouched = part.untouched and part.untouched.best
+    level = (untouched.loss, "the untouched model") if untouched else None
+    labels = f"training {results.unit}", "validation loss"
+    drawn = figures.curves(lines, labels, level=level, start=figures.START)
+    title = _titled("Learning curves", part, results)
+    told = "; ".join(f"{line.name} ends at {number(line.y[-1])}" for line in lines)
+    note = "Strong: mean over seeds; pale: each seed. The start may lie above the frame."
+    return [_chart(title, drawn, told, note, lines)]
+
+
+def _chart(title: str, drawn: Any, told: str, note: str = "", lines: Sequence[Line | Bins] = ()) -> Chart:
+    legend = [(line.index, line.name) for line in lines]
+    return Chart(title, figures.svg(drawn, title), f"{told}.", note, legend)
+
+
+def _reliability(results: Results, part: PartResult) -> list[Chart]:
+    """Bins of the same place put together over seeds: counts add, the rest weighs by count."""
+    found, marks = [], arms(results)
+    for arm in part.arms:
+        pooled: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
+        for run in arm.runs:
+            for place, one in enumerate(run.details.get("reliability") or []):
+                if one["count"] and one["accuracy"] is not None:
+                    pooled[place].append((one["count"], one["confidence"], one["accuracy"]))
+        if pooled:
+            sums = [np.array(pooled[place]) for place in sorted(pooled)]
+            counts = [float(one[:, 0].sum()) for one in sums]
+            sure, right = (
+                [float(np.average(one[:, i], weights=one[:, 0])) for one in sums] for i in (1, 2)
+            )
+            found.append(Bins(arm.name, marks[arm.name], sure, right, counts))
+    if not found:
+        return []
+    gaps = [np.average(np.abs(np.subtract(b.confidence, b.accuracy)), weights=b.count) for b in found]
+    told = "; ".join(
+        f"{b.name} {number(float(gap))} from the diagonal" for b, gap in zip(found, gaps, strict=True)
+    )
+    return [_chart(_titled("Reliability", part, results), figures.reliability(found), told, lines=found)]
+
+
+def _scalars(results: Results, part: PartResult) -> list[Chart]:
+    """One chart a name: heads by layer, means over seeds."""
+    marks = arms(results)
+    heads: dict[str, dict[str, dict[tuple[int, Any], list[float]]]] = {}
+    for arm in part.arms:
+        for run in arm.runs:
+            for row in run.details.get("learned") or []:
+                by_head = heads.setdefault(row["name"], {}).setdefault(arm.name, defaultdict(list))
+                by_head[row["layer"], row["head"]].append(row["value"])
+    made = []
+    for name, by_arm in heads.items():
+        lines = []
+        for arm_name, values in by_arm.items():
+            means = [(layer, fmean(found)) for (layer, _), found in values.items()]
+            layers = sorted({layer for layer, _ in means})
+            strong = [fmean(value for at, value in means if at == layer) for layer in layers]
+            pale = [([layer for layer, _ in means], [value for _, value in means])]
+            lines.append(Line(arm_name, marks[arm_name], layers, strong, pale=pale))
+        drawn = figures.scalars(lines, f"{name} (learned value)")
+        told = "; ".join(f"{line.name} {number(min(line.y))} to {number(max(line.y))}" for line in lines)
+        made.append(_chart(_titled(f"Learned {name} by layer", part, results), drawn, told, lines=lines))
+    return made
+
+
+Measured = dict[str, dict[tuple[Any, ...], list[float]]]
+"""By arm and by place, the values of all seeds."""
+
+
+def _grids(results: Results) -> list[Chart]:
+    """What was measured at places: over one coordinate a line an arm, over two a heatmap each."""
+    made = []
+    for part in results.parts:
+        found: dict[tuple[str, tuple[str, ...]], Measured] = {}
+        for arm in part.arms:
+            for run in arm.done:
+                for row in run.rows:
+                    names = tuple(row.at)
+                    if names and "step" not in names and np.isfinite(row.value):
+                        by_arm = found.setdefault((row.metric, names), {})
+                        by_arm.setdefault(arm.name, defaultdict(list))[tuple(row.at.values())].append(
+                            row.value
+                        )
+        for (metric, names), by_arm in found.items():
+            draw = {1: _over_one, 2: _over_two}.get(len(names))
+            made += draw(results, part, results.metric(metric), names, by_arm) if draw else []
+    return made
+
+
+def _over_one(
+    results: Results, part: PartResult, metric: Metric, names: tuple[str, ...], of: Measured
+) -> list[Chart]:
+    lines, marks = [], arms(results)
+    for arm, values in of.items():
+        places = sorted(place for (place,) in values)
+        found = [estimate(values[place,]) for place in places]
+        ends = [None if e is None or e.low is None or e.high is None else (e.low, e.high) for e in found]
+        lines.append(Line(arm, marks[arm], places, [e.mean for e in found if e], ends))
+    every = sorted({place for line in lines for place in line.x})
+    log = every[0] > 0 and every[-1] >= 8 * every[0]
+    labels = names[0] + (", log scale" if log else ""), with_unit(metric.label, metric.unit)
+    drawn = figures.curves(lines, labels, log=log, places=every if len(every) <= 8 else ())
+    title = _titled(f"{sentence_case(metric.label)} by {names[0]}", part, results)
+    told = "; ".join(f"{line.name} {number(line.y[0])} to {number(line.y[-1])}" for line in lines)
+    return [_chart(title, drawn, told, "Means over seeds with 95 % t intervals.", lines)]
+
+
+def _over_two(
+    results: Results, part: PartResult, metric: Metric, names: tuple[str, ...], of: Measured
+) -> list[Chart]:
+    every = [fmean(found) for values in of.values() for found in values.values()]
+    made = []
+    for arm, values in of.items():
+        rows, columns = (sorted({place[i] for place in values}) for i in (0, 1))
+        grid = [[fmean(values[row, column] or [math.nan]) for column in columns] for row in rows]
+        shown = [plainly(column) for column in columns], [plainly(row) for row in rows]
+        meaning = with_unit(metric.label, metric.unit)
+        drawn = figures.heatmap(grid, shown, (names[1], names[0]), meaning, (min(every), max(every)))
+        title = _titled(f"{arm}: {metric.label} by {names[0]} and {names[1]}", part, results)
+        made.append(_chart(title, drawn, f"{number(min(map(min, grid)))} to {number(max(map(max, grid)))}"))
+    return made

@@ -1,39 +1,34 @@
-"""Write the report and its numbers into a folder, each file whole or not at all."""
+"""The page and its numbers as files, each whole or not at all."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
+import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from langevin.errors import UsageError
 from langevin.runs.files import not_written, write_text
-from langevin.studies.report.exports import latex_table, runs_csv, summary_csv
-from langevin.studies.report.page import page
+from langevin.studies.numbers import MINUS, NOTHING
+from langevin.studies.report.page import Cell, Table, render
+from langevin.studies.report.study import main_table, study_page
+from langevin.studies.results import Key, Results
 
-NEEDED = ("title", "primary", "metrics", "arms")
 
-
-def write_report(results: dict[str, Any], folder: Path) -> Path:
+def write_report(results: Results, folder: Path) -> Path:
     """Write report.html, results.json, results.csv, summary.csv and table.tex; return the page's path.
 
-    A number that is not finite is written as null, in the page as a dash: JSON has no NaN, and a
-    mean over a diverged run is not a mean.
+    A number that is not finite is written as null: JSON has none, and a mean over a diverged run is not one.
     """
-    missing = [key for key in NEEDED if key not in results]
-    if missing:
-        raise UsageError(
-            f"these results have no {', '.join(missing)}",
-            "Give the results of langevin compare or reproduce.",
-        )
-    results = _plain(results)
     files = {
-        "results.json": json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-        "results.csv": runs_csv(results),
-        "summary.csv": summary_csv(results),
-        "table.tex": latex_table(results),
-        "report.html": page(results),
+        "results.json": json.dumps(_plain(asdict(results)), indent=1, ensure_ascii=False) + "\n",
+        "results.csv": _runs_csv(results),
+        "summary.csv": _summary_csv(results),
+        "table.tex": _latex_table(results.title, main_table(results)),
+        "report.html": render(study_page(results)),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,15 +45,86 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    if value is None or isinstance(value, bool | str | int):
-        return value
-    if isinstance(value, Path):
-        return str(value)
-    number = value.item() if hasattr(value, "item") else value
-    if isinstance(number, float):
-        return number if math.isfinite(number) else None
-    if isinstance(number, bool | int):
-        return number
-    raise UsageError(
-        f"a report cannot hold a {type(value).__name__}: {value!r}", "Give numbers, text, lists or dicts."
-    )
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
+
+
+def _csv(head: list[str], rows: list[list[Any]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([head, *_plain(rows)])
+    return file.getvalue()
+
+
+def _runs_csv(results: Results) -> str:
+    """A row for every run and each thing that was measured of it."""
+    head = ["part", "arm", "seed", "status", "metric", "at", "kind", "value", "se", "n", "low", "high"]
+    rows = []
+    for part in results.parts:
+        for arm in part.arms:
+            for run in arm.runs:
+                own = [part.name, arm.name, run.seed, run.status]
+                measured = [
+                    [r.metric, json.dumps(r.at) if r.at else "", r.kind, r.value, r.se, r.n, r.low, r.high]
+                    for r in run.rows
+                ]
+                rows += [own + row for row in measured or [[None] * 8]]
+    return _csv(head, rows)
+
+
+def _summary_csv(results: Results) -> str:
+    """A row for every arm and metric, at each place: its mean over seeds and its contrast to the reference."""
+    found = ["mean", "low", "high", "n"]
+    compared = ["against", "pairs", "difference", "low", "high", "relative", "p", "p_adjusted", "state"]
+    head = ["part", "arm", "metric", "place", *found]
+    head += [f"difference_{name}" if name in found else name for name in compared]
+    contrasts = {contrast.key: contrast for contrast in results.contrasts}
+    means = {
+        Key(part.name, arm.name, metric.name): mean
+        for part in results.parts
+        for arm in part.arms
+        for metric in results.metrics
+        if (mean := arm.estimate(metric)) is not None
+    }
+    rows = [
+        [key.part, key.arm, key.metric, key.place]
+        + [getattr(means.get(key), name, None) for name in found]
+        + [getattr(contrasts.get(key), name, None) for name in compared]
+        for key in dict.fromkeys([*means, *contrasts])
+    ]
+    return _csv(head, rows)
+
+
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    '"': "''",
+    "'": r"\textquotesingle{}",
+    "≤": r"$\leq$",
+    "×": r"$\times$",
+    MINUS: "$-$",
+    NOTHING: "--",
+    "\n": " ",
+    **{mark: "\\" + mark for mark in "&%$#_{}"},
+}
+
+
+def _latex(words: str) -> str:
+    return re.sub("|".join(map(re.escape, SPECIAL)), lambda found: SPECIAL[found.group()], words)
+
+
+def _latex_table(title: str, table: Table) -> str:
+    """The first table of the page, with booktabs."""
+    heads = [f"{column.label} ({column.unit})" if column.unit else column.label for column in table.columns]
+    lines = [heads]
+    for row in table.rows:
+        cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
+        lines.append([f"{cell.shown} {cell.aside}".strip() for cell in cells])
+    head, *body = [" & ".join(map(_latex, line)) + r" \\" for line in lines]
+    begin = f"% {_latex(title)}; needs \\usepackage{{booktabs}}; intervals are 95 %\n"
+    begin += "\\begin{tabular}{l" + "r" * (len(heads) - 1) + "}\n\\toprule"
+    return "\n".join([begin, head, "\\midrule", *body, "\\bottomrule", "\\end{tabular}", ""])

@@ -1,0 +1,376 @@
+"""Make a study: plan, tune, train every arm on every seed, measure, conclude, and write the page.
+
+    results = compare(plan, Path("runs/cmp"))
+
+It may be stopped or killed at any point: the same call on the same folder goes on, and ends with the same
+results but for times. It needs the records of finished runs (done.json) and not their weights, so it can go
+on elsewhere. The same call with more seeds adds them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from langevin.environment import pick_device
+from langevin.errors import WorkError
+from langevin.evaluation.rows import Row
+from langevin.models import pretrained
+from langevin.runs.files import read_json
+from langevin.runs.folder import Lock
+from langevin.studies import terms, words, work
+from langevin.studies.display import Display
+from langevin.studies.jobs import Crew, Job, crew
+from langevin.studies.plan import TUNING_SEED, Arm, Part, Plan, begun, keep, looked, read_plan, settle, slug
+from langevin.studies.report import write_report
+from langevin.studies.results import (
+    ArmResult,
+    Look,
+    PartResult,
+    Results,
+    RunResult,
+    Trial,
+    contrasts,
+    could_confirm,
+)
+from langevin.tasks import TASKS
+from langevin.training.signals import heeding_signals
+
+RECORD = {"seed": int, "status": str, "rows": list, "curve": list, "examples": list}
+SHARE_OF_TIME = 0.05  # that may go into pages while runs go on
+
+
+def compare(
+    plan: Plan,
+    folder: Path,
+    *,
+    workers: int | None = None,
+    on: Literal["local", "ray"] = "local",
+    quiet: bool = False,
+    command: str = "",
+) -> Results:
+    """Make or go on with the study in a folder; its results, whose page is written there.
+
+    workers: processes; None for one a core on a CPU, or as many as share a GPU; 0 for this process itself.
+    """
+    device = pick_device(plan.parts[0].config.device)
+    data = [TASKS.parse(p.config.task).prepare(_any_run(plan, p), progress=not quiet) for p in plan.parts]
+    before = begun(folder)
+    plan = terms.spelled_out(plan, terms.all_sizes(plan, data), data, device, before)
+    plan = terms.equalised(plan, data) if plan.equalise else plan
+    sizes = terms.all_sizes(plan, data)
+    display = Display(quiet)
+    for sentence in words.unequal_sizes(sizes):
+        display.say(sentence + ("" if plan.equalise else "; --equalise makes them equal"), style="yellow")
+    workers = (
+        1 if on == "ray" and device != "cpu" else terms.workers_for(plan, sizes, data, device, workers)
+    )
+    about = data_facts(data[0].manifest, plan.parts[0].config.data)
+    facts: dict[str, Any] = {"data": about, "commands": [command] if command else []}
+    with Lock(folder):
+        facts = settle(plan, folder, facts)
+        if workers > 1 and device != "cpu":
+            display.say(f"up to {workers} runs at a time share the GPU")
+        study = _Study(plan, folder, facts, sizes, display)
+        with heeding_signals(_interrupt), crew(workers, plan.threads, device, on) as who:
+            try:
+                study.make(who)
+            finally:
+                display.stop()
+        results = study.conclude()
+        write_report(results, folder)
+    return results
+
+
+def _any_run(plan: Plan, part: Part) -> Any:
+    return plan.config(part, part.read_arms[0], plan.seeds[0])
+
+
+class _Study:
+    """The jobs of a study, and a page that is written as they end."""
+
+    def __init__(
+        self, plan: Plan, folder: Path, facts: dict[str, Any], sizes: terms.Sizes, display: Display
+    ):
+        self.plan, self.folder, self.facts, self.sizes, self.display = plan, folder, facts, sizes, display
+        self.written = time.monotonic()
+        self.pages = 0.0  # seconds that the last page took
+
+    def make(self, who: Crew) -> None:
+        """Every job that is not done yet, in groups; each needs the one before."""
+        plan, folder = self.plan, self.folder
+        if plan.tune:
+            trials = list(_trials(plan, folder))
+            self._carry_out(who, "tuning", trials)
+            failed = [job.label for job in trials if not job.done]
+            if failed:
+                raise WorkError(
+                    f"{len(failed)} of {len(trials)} trials failed: {failed[0]}",
+                    "The same command tries them again.",
+                )
+        tuned_plan, _ = tuned(plan, folder)
+        with self._page_on_the_way():
+            self._carry_out(who, "comparing", [*_untouched(plan, folder), *_runs(tuned_plan, folder)])
+        self._carry_out(who, "timing", list(_timings(tuned_plan, folder)))
+
+    def _carry_out(self, who: Crew, name: str, jobs: list[Job]) -> None:
+        left = [job for job in jobs if not job.done]
+        if not left:
+            return
+        if len(left) < len(jobs):
+            self.display.say(f"{name}: {len(jobs) - len(left)} of {len(jobs)} are done already")
+        self.display.phase(name, left)
+        who.run(left, self.display.began, self.display.ended, self._tick)
+
+    def _tick(self) -> None:
+        self.display.tick()
+        if time.monotonic() - self.written > max(5.0, self.pages / SHARE_OF_TIME):
+            self._write()
+
+    @contextmanager
+    def _page_on_the_way(self) -> Iterator[None]:
+        """A page says how far the study is while runs end, and when it is stopped."""
+        try:
+            yield
+        finally:
+            self._write()
+
+    def _write(self) -> None:
+        results = collect(self.plan, self.folder, self.facts, self.sizes)
+        if any(run.status != "missing" for run in results.runs) and not results.finished:
+            begin = time.monotonic()
+            write_report(results, self.folder)
+            self.pages = time.monotonic() - begin
+        self.written = time.monotonic()
+
+    def conclude(self) -> Results:
+        """The results; the first look at which something could be confirmed is written down."""
+        results = collect(self.plan, self.folder, self.facts, self.sizes)
+        if not results.finished or looked(self.facts) or self.plan.looks:
+            return results
+        look = Look(self.plan.seeds, _missing(results))
+        if could_confirm(replace(results, looks=(look,)), self.plan.family):
+            kept = {"seeds": list(look.seeds), "missing": [list(m) for m in look.missing]}
+            self.facts = {**self.facts, "looks": [kept]}
+            keep(self.folder, self.facts)
+        return results
+
+
+def collect(
+    plan: Plan,
+    folder: Path,
+    facts: dict[str, Any],
+    sizes: terms.Sizes | None = None,
+    *,
+    primary: str | None = None,
+) -> Results:
+    """The results of a study, finished or not, from the records of its runs: the same records give the same
+    results, whoever made them and in whatever order."""
+    plan, trials = tuned(plan, folder)
+    exploratory = ""
+    if primary is not None and primary != plan.primary:
+        exploratory = (
+            f"the plan named {plan.primary} as the primary metric; {primary} was chosen afterwards"
+        )
+        plan = replace(plan, primary=primary, margin=None, claims=())
+    parts = []
+    for part in plan.parts:
+        costs = read_json(_place(plan, folder, part) / "costs.json", {str: list}, optional=True) or {}
+        arms = []
+        for arm in part.read_arms:
+            known = (sizes or {}).get((part.name, arm.name), [])
+            rows = tuple(Row(**row) for row in costs.get(arm.name, [])) or tuple(known)
+            runs = tuple(
+                _run_result(_run_folder(plan, folder, part, arm, seed), seed) for seed in plan.seeds
+            )
+            arms.append(ArmResult(arm.name, arm.changes, runs, rows, trials.get((part.name, arm.name), ())))
+        untouched = _run_result(_place(plan, folder, part) / "untouched", 0)
+        own = untouched if untouched.status == "done" else None
+        parts.append(PartResult(part.name, tuple(arms), part.settings, own))
+    return concluded(plan, tuple(parts), facts, exploratory)
+
+
+def concluded(
+    plan: Plan, parts: tuple[PartResult, ...], facts: dict[str, Any], exploratory: str
+) -> Results:
+    """From rows to sentences: what follows from the runs of a plan."""
+    results = Results(
+        title=plan.title or f"Which is best on {Path(plan.parts[0].config.data).name}?",
+        metrics=plan.described_metrics,
+        unit=plan.task.unit,
+        seeds=plan.seeds,
+        parts=parts,
+        exploratory=exploratory,
+        margin=plan.margin,
+        within=plan.within if any(part.untouched for part in parts) else None,
+        commands=tuple(facts["commands"]),
+        environment=next(
+            (r.environment for p in parts for a in p.arms for r in a.runs if r.environment), {}
+        ),
+        data=facts["data"],
+    )
+    reached = [count for count in plan.looks if count <= len(plan.seeds)]
+    declared = tuple(Look(plan.seeds[:count]) for count in reached)
+    before = declared or looked(facts) or (Look(plan.seeds, _missing(results)),)
+    results = replace(results, looks=before if results.finished else ())
+    results = replace(results, contrasts=contrasts(results, plan.family, max(1, len(plan.looks))))
+    results = replace(results, answers=words.answers(plan, results))
+    return replace(
+        results,
+        verdict=words.verdict(plan, results),
+        not_controlled=tuple(words.not_controlled(plan, results)),
+    )
+
+
+def _missing(results: Results) -> tuple[tuple[str, str, int], ...]:
+    return tuple(
+        (part.name, arm.name, run.seed)
+        for part in results.parts
+        for arm in part.arms
+        for run in arm.runs
+        if not run.ended
+    )
+
+
+def report_again(folder: Path, primary: str | None, title: str) -> Results:
+    """The results of a study's folder, by another primary metric or with another title if asked."""
+    plan, facts = read_plan(folder)
+    return collect(replace(plan, title=title or plan.title), folder, facts, primary=primary)
+
+
+def data_facts(manifest: dict[str, Any], name: str) -> dict[str, Any]:
+    """What results say about the data, hashes with it."""
+    kept = ("tokens", "characters", "documents", "text_sha256", "sha256")
+    entropy = manifest.get("true_entropy") or {}
+    tokenizer = manifest.get("tokenizer", {})
+    return {
+        "name": Path(name).name,
+        "tokenizer": tokenizer.get("name"),
+        "tokenizer_sha256": manifest.get("tokenizer_sha256"),
+        "vocab_size": tokenizer.get("vocab_size"),
+        "true_nats_per_token": entropy.get("test", {}).get("nats_per_token"),
+        "splits": {
+            split: {key: about[key] for key in kept if key in about}
+            for split, about in manifest["splits"].items()
+        },
+    }
+
+
+def tuned(plan: Plan, folder: Path) -> tuple[Plan, dict[tuple[str, str], tuple[Trial, ...]]]:
+    """The plan with each arm's best learning rate by validation loss, and all trials by part and arm.
+
+    An arm whose trials all diverged keeps its own rate.
+    """
+    if not plan.tune:
+        return plan, {}
+    trials: dict[tuple[str, str], tuple[Trial, ...]] = {}
+    parts = []
+    for part in plan.parts:
+        arms = []
+        for arm in part.read_arms:
+            rates = {
+                rate: _trial_folder(plan, folder, part, arm, rate)
+                for rate in plan.learning_rates(part, arm)
+            }
+            records = {
+                rate: read_json(at / "done.json", {"loss": (float, None)}, optional=True)
+                for rate, at in rates.items()
+            }
+            found = tuple(Trial(rate, record["loss"]) for rate, record in records.items() if record)
+            trials[part.name, arm.name] = found
+            losses = {trial.lr: trial.loss for trial in found if trial.loss is not None}
+            arms.append(arm.with_(lr=min(losses, key=lambda lr: losses[lr])) if losses else arm)
+        parts.append(replace(part, arms=tuple(arm.text for arm in arms)))
+    return replace(plan, parts=tuple(parts)), trials
+
+
+def _place(plan: Plan, folder: Path, part: Part) -> Path:
+    return folder / slug(part.name) if len(plan.parts) > 1 else folder
+
+
+def _run_folder(plan: Plan, folder: Path, part: Part, arm: Arm, seed: int) -> Path:
+    return _place(plan, folder, part) / arm.slug / f"seed-{seed}"
+
+
+def _trial_folder(plan: Plan, folder: Path, part: Part, arm: Arm, rate: float) -> Path:
+    return _place(plan, folder, part) / arm.slug / "tune" / f"lr-{rate:g}"
+
+
+def _run_result(folder: Path, seed: int) -> RunResult:
+    remedy = "Delete it, and start again."
+    record = read_json(folder / "done.json", RECORD, remedy, optional=True)
+    if record is not None:
+        record.pop("said", None)
+        return RunResult.of(record)
+    failure = read_json(folder / "done-failed.json", {"error": str}, remedy, optional=True)
+    return RunResult(seed, "failed", failure["error"]) if failure else RunResult(seed)
+
+
+def _label(part: Part, arm: Arm, what: str) -> str:
+    return f"{part.name + ' ' if part.name else ''}{arm.name} {what}"
+
+
+def _trials(plan: Plan, folder: Path) -> Iterator[Job]:
+    """The same number of learning rates for every arm, with the budget of a run and a seed of their own."""
+    for part in plan.parts:
+        for arm in part.read_arms:
+            for rate in plan.learning_rates(part, arm):
+                place = _trial_folder(plan, folder, part, arm, rate)
+                budget = {"tokens": plan.trial_tokens, "steps": None} if plan.trial_tokens else {}
+                config = plan.config(part, arm, TUNING_SEED, lr=rate, **budget)
+                arguments = {"config": config, "folder": place.absolute(), "threads": plan.threads}
+                label = _label(part, arm, f"lr {rate:g}")
+                yield Job(label, work.try_rate, arguments, place / "done.json", _steps(config))
+
+
+def _runs(plan: Plan, folder: Path) -> Iterator[Job]:
+    """Seed by seed, so that what is finished is always nearly paired."""
+    for seed in plan.seeds:
+        for part in plan.parts:
+            for arm in part.read_arms:
+                place = _run_folder(plan, folder, part, arm, seed)
+                yield _run_job(plan, plan.config(part, arm, seed), place, _label(part, arm, f"seed {seed}"))
+
+
+def _untouched(plan: Plan, folder: Path) -> Iterator[Job]:
+    """The pretrained model as it stands, where the arms begin from one."""
+    for part in plan.parts:
+        init = part.config.init
+        if init is not None:
+            config = replace(
+                _any_run(plan, part), mixer=pretrained.own_mixer(init), objective="ar", tokens=None, steps=0
+            )
+            yield _run_job(plan, config, _place(plan, folder, part) / "untouched", "the untouched model")
+
+
+def _run_job(plan: Plan, config: Any, place: Path, label: str) -> Job:
+    arguments = {
+        "config": config,
+        "folder": place.absolute(),
+        "threads": plan.threads,
+        "test_tokens": plan.test_tokens,
+        "along": plan.along,
+    }
+    return Job(label, work.run, arguments, place / "done.json", _steps(config))
+
+
+def _timings(plan: Plan, folder: Path) -> Iterator[Job]:
+    for part in plan.parts:
+        configs = {arm.name: plan.config(part, arm, plan.seeds[0]) for arm in part.read_arms}
+        arguments = {"configs": configs, "threads": plan.threads}
+        label = f"{part.name + ' ' if part.name else ''}costs in turns"
+        yield Job(label, work.time_arms, arguments, _place(plan, folder, part) / "costs.json", alone=True)
+
+
+def _steps(config: Any) -> int:
+    a_step = TASKS.parse(config.task).tokens_a_step(config)
+    return config.steps if config.steps is not None else -(-(config.tokens or a_step) // a_step)
+
+
+def _interrupt(number: int) -> None:
+    """SIGTERM is as good as an interruption from the keyboard."""
+    raise KeyboardInterrupt
