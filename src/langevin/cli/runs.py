@@ -351,14 +351,8 @@ class Plot:
 
         runs = [load(path) for path in self.runs]
         out = self.out or runs[0].path / "figures" / f"{self.what}.png"
-        if self.what == "attention":
-            figure = pictures.attention(runs, self.text, self.layer, self.head)
-        elif self.what == "curves":
-            figure = pictures.curves(runs)
-        elif self.what == "reliability":
-            figure = pictures.reliability(runs, self.split)
-        else:
-            figure = pictures.times(runs, self.split)
-        figures.save(figure, out)
+        draw = getattr(pictures, self.what)
+        own = {"attention": (self.text, self.layer, self.head), "curves": ()}.get(self.what, (self.split,))
+        figures.save(draw(runs, *own), out)
         print(out)
         return 0
