@@ -1,9 +1,7 @@
 """What tests of studies share: a cache of their own, and a finished comparison."""
 
 import pytest
-from small_study import plan
-
-from langevin.studies.runner import compare
+from small_study import compared, plan
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -17,5 +15,4 @@ def _own_cache(tmp_path_factory):
 def made(tmp_path_factory):
     """A finished comparison of softmax with itself under another name, and with ssmax."""
     home = tmp_path_factory.mktemp("compare")
-    plan_ = plan(home, "softmax", "again=softmax", "ssmax")
-    return compare(plan_, home / "cmp", workers=0, quiet=True), home / "cmp"
+    return compared(plan(home, "softmax", "again=softmax", "ssmax"), home / "cmp"), home / "cmp"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from langevin.settings import TrainConfig
-from langevin.studies.plan import Plan, read_arms
-from langevin.studies.runner import compare, run_jobs
-from langevin.studies.work import work
+from langevin.studies.compare import compare
+from langevin.studies.plan import Part, Plan
+from langevin.studies.results import Results
 
 TEXT = "".join(
     f"{name} had {n} {thing}. {name} gave one away, so {n - 1} were left.\n"
@@ -24,13 +24,13 @@ SHAPE = {
     "heads": 2,
     "context": 16,
     "batch": 4,
-    "steps": 12,
+    "steps": 8,
     "lr": 1e-3,
     "eval_every": 4,
     "eval_tokens": 128,
     "device": "cpu",
 }
-TIMES = ("seconds", "tokens_per_second", "decode_ms_per_token", "peak_memory_bytes")
+TIMES = ("tokens_per_second", "time_ratio", "decode_ms_per_token", "decode_ratio", "peak_memory_bytes")
 
 
 def text_in(folder: Path) -> Path:
@@ -45,38 +45,44 @@ def settings(folder: Path, **changes: Any) -> TrainConfig:
 
 
 def plan(
-    folder: Path, *arms: str, seeds: tuple[int, ...] = (0, 1), shape: Any = None, **options: Any
+    folder: Path,
+    *arms: str,
+    seeds: tuple[int, ...] = (0, 1),
+    shape: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Plan:
-    chosen = read_arms(arms or ("softmax", "ssmax"))
-    return Plan(chosen, settings(folder, **(shape or {})), seeds, **{"test_tokens": 256, **options})
+    own = {"data": str(text_in(folder)), **SHAPE, **(shape or {})}
+    return Plan((Part(arms or ("softmax", "ssmax"), own),), seeds, **{"test_tokens": 128, **options})
+
+
+def compared(plan: Plan, folder: Path, **options: Any) -> Results:
+    return compare(plan, folder, **{"workers": 0, "quiet": True, **options})
 
 
 def flags(folder: Path, **changes: Any) -> list[str]:
     """The same settings for the command line."""
-    values = {"data": text_in(folder), **SHAPE, "test_tokens": 256, **changes}
+    values = {"data": text_in(folder), **SHAPE, "test_tokens": 128, **changes}
     return [word for k, v in values.items() for word in (f"--{k.replace('_', '-')}", str(v))]
-
-
-def without_times(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: without_times(v) for k, v in value.items() if k not in TIMES}
-    return [without_times(v) for v in value] if isinstance(value, list) else value
 
 
 def results_in(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "results.json").read_text()))
 
 
-def timeless(folder: Path) -> str:
-    """results.json as text, without its times."""
-    return json.dumps(without_times(results_in(folder)), indent=1)
+def arms_in(folder: Path) -> list[dict[str, Any]]:
+    return [arm for part in results_in(folder)["parts"] for arm in part["arms"]]
 
 
-def shared_study(folder: Path, *arms: str) -> Plan:
-    """A comparison whose runs are said to have shared a GPU."""
-    one = plan(folder, *arms, seeds=(0,))
-    compare(one, folder / "cmp", workers=0, quiet=True)
-    for job in run_jobs(one, folder / "cmp", shared=True):
-        job.record.unlink()
-        work(job)
-    return one
+def timeless(folder: Path, *others: str) -> str:
+    """results.json as text, without its times (and what else is named)."""
+    return json.dumps(_without(results_in(folder), others), indent=1)
+
+
+def _without(value: Any, others: tuple[str, ...]) -> Any:
+    if isinstance(value, dict):
+        return {k: _without(v, others) for k, v in value.items() if k not in others}
+    if isinstance(value, list):
+        return [
+            _without(v, others) for v in value if not (isinstance(v, dict) and v.get("metric") in TIMES)
+        ]
+    return value

@@ -9,15 +9,15 @@ import weakref
 from dataclasses import replace
 
 import pytest
+from langevin.studies.collect import matched_loss, tokens_to, unmatched
+from langevin.studies.runner import compare, run_jobs
 from small_study import flags, plan, results_in, timeless
 
 from langevin import cli
 from langevin.errors import UsageError
 from langevin.runs import load
 from langevin.studies import terms, work
-from langevin.studies.collect import matched_loss, tokens_to, unmatched
 from langevin.studies.plan import FILE, Arm, read_arms, read_plan
-from langevin.studies.runner import compare, run_jobs
 from langevin.tasks import TASKS
 from langevin.training import start
 

@@ -215,8 +215,9 @@ def concluded(
     )
     reached = [count for count in plan.looks if count <= len(plan.seeds)]
     declared = tuple(Look(plan.seeds[:count]) for count in reached)
-    before = declared or looked(facts) or (Look(plan.seeds, _missing(results)),)
-    results = replace(results, looks=before if results.finished else ())
+    undeclared = looked(facts) or (Look(plan.seeds, _missing(results)),)
+    looks = declared if plan.looks else undeclared
+    results = replace(results, looks=looks if results.finished else ())
     results = replace(results, contrasts=contrasts(results, plan.family, max(1, len(plan.looks))))
     results = replace(results, answers=words.answers(plan, results))
     return replace(

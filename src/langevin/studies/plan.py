@@ -20,7 +20,8 @@ import yaml
 
 from langevin.errors import UsageError, unknown
 from langevin.evaluation.rows import Metric
-from langevin.runs.files import write_text
+from langevin.objectives import OBJECTIVES
+from langevin.runs.files import misfit, write_text
 from langevin.settings import TrainConfig, check_type, parse_yaml, read_yaml
 from langevin.studies.inference import least_seeds
 from langevin.studies.results import TO_MATCH, Key, Look, Place
@@ -30,7 +31,12 @@ FILE = "compare.yaml"
 TUNING_SEED = 1000  # of the learning-rate trials: no run that is judged has it
 BUDGET = 10_000_000  # where neither tokens nor steps are given, as in training
 LONGEST_NAME = 80  # of a folder
+WRITTEN = (  # into the folder of a study, beside those of the arms
+    *("report.html", "results.json", "results.csv", "summary.csv", "table.tex", "costs.json", "untouched"),
+    FILE,
+)
 FIXED = ("seed", "task", "data", "tokenizer", "minutes", "device")  # what arms cannot differ in
+NAMED = re.compile(r"""\s*("(?P<quoted>[^"]*)"|(?P<plain>[^"'(=]*))\s*=(?P<spec>.*)""", re.DOTALL)  # an arm
 INCIDENTAL = ("device", "keep", "checkpoint_every", "accumulate", "graphs", "track")  # changes no number
 
 
@@ -43,11 +49,14 @@ class Arm:
 
     @staticmethod
     def read(text: str) -> Arm:
-        """`spec`, or `name=spec`, and perhaps more settings: "mdlm=softmax, objective=masked, lr=1e-3"."""
+        """`spec`, or `name=spec`, and perhaps more settings: "mdlm=softmax, objective=masked, lr=1e-3".
+
+        A name that could be read as something else stands in double quotes.
+        """
         first, *others = _split(text)
-        before, equals, after = first.partition("=")
-        named = bool(equals) and "(" not in before
-        name, spec = (before.strip(), after.strip()) if named else (text.strip(), first.strip())
+        named = NAMED.fullmatch(first)
+        name, spec = (named["quoted"] or named["plain"] or "", named["spec"]) if named else (text, first)
+        name, spec = name.strip().replace('"', "'"), spec.strip()
         if not name or not spec:
             raise UsageError(f"{text!r} is not an arm", "Write a mixer spec, or name=spec, setting=value.")
         changes: dict[str, Any] = {"mixer": spec}
@@ -63,9 +72,12 @@ class Arm:
     @property
     def text(self) -> str:
         """What the command line takes."""
-        others = [f"{key}={value}" for key, value in self.changes.items() if key != "mixer"]
+        others = [f"{key}={_written(value)}" for key, value in self.changes.items() if key != "mixer"]
         plain = ", ".join([self.changes["mixer"], *others])
-        return plain if self.name == plain else f"{self.name}={plain}"
+        if self.name == plain:
+            return plain
+        name = self.name if re.fullmatch(r"[^=()\[\],']+", self.name) else f'"{self.name}"'
+        return f"{name}={plain}"
 
     @property
     def slug(self) -> str:
@@ -145,12 +157,13 @@ class Plan:
         put("parts", tuple(_with_a_budget(part) for part in self.parts))
         for name, least in (
             ("trials", 1),
+            ("trial_tokens", 1),
             ("test_tokens", 2),
             ("threads", 1),
             ("within", 0),
             ("margin", 0),
         ):
-            if getattr(self, name) is not None and getattr(self, name) < least:
+            if getattr(self, name) is not None and not getattr(self, name) >= least:
                 raise UsageError(f"{name}={getattr(self, name)} must be {least} or more")
         task = TASKS.parse(self.parts[0].config.task)
         put("primary", self.primary or task.primary)
@@ -158,6 +171,9 @@ class Plan:
         put("metrics", tuple(dict.fromkeys((self.primary, *(self.metrics or usual)))))
         for part in self.parts:
             self._check(part)
+        for claim in self.claims:
+            if claim.part not in ("", *(part.name for part in self.parts)):
+                raise unknown("part in a claim", claim.part, [part.name for part in self.parts])
         if self.looks and (sorted(set(self.looks)) != list(self.looks) or self.looks[0] < 1):
             raise UsageError(
                 f"looks {list(self.looks)} must grow", "Write numbers of seeds: --looks 7,10,14."
@@ -183,7 +199,7 @@ class Plan:
             )
         _check_arms(part.read_arms)
         for arm in part.read_arms:
-            self.config(part, arm, 0)
+            OBJECTIVES.parse(self.config(part, arm, 0).objective)
         names = [arm.name for arm in part.read_arms][1:]
         for claim in self.claims:
             for name in (claim.arm, claim.against or "*"):
@@ -262,11 +278,13 @@ def _check_arms(arms: tuple[Arm, ...]) -> None:
     for name, count in Counter(arm.name for arm in arms).items():
         if count > 1:
             raise UsageError(f"{name} comes twice", f"Give one of them a name: again={name}.")
-    for slug, count in Counter(arm.slug for arm in arms).items():
+        if slug(name) in WRITTEN:
+            raise UsageError(f"an arm cannot be called {name}: the study writes a file of that name")
+    for folder, count in Counter(arm.slug for arm in arms).items():
         if count > 1:
-            one, two = [arm.name for arm in arms if arm.slug == slug][:2]
+            one, two = [arm.name for arm in arms if arm.slug == folder][:2]
             raise UsageError(
-                f"{one!r} and {two!r} would share the folder {slug}",
+                f"{one!r} and {two!r} would share the folder {folder}",
                 f"Give one of them a name: other={two}.",
             )
     seen: dict[str, str] = {}
@@ -286,7 +304,8 @@ def settle(plan: Plan, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
     now = {"plan": plan.as_dict(), **facts}
     if before is not None:
         there = before["plan"]
-        if set(there["seeds"]) < set(plan.seeds):
+        first = list(plan.seeds[: len(there["seeds"])])
+        if set(there["seeds"]) < set(plan.seeds) and (first == there["seeds"] or not plan.looks):
             there = {**there, "seeds": list(plan.seeds)}
         found = difference(_comparable(there), _comparable(now["plan"]))
         if found is None:
@@ -328,8 +347,13 @@ def begun(folder: Path) -> dict[str, Any] | None:
             raise UsageError(f"{folder} holds something else ({others[0]})", "Choose another --out.")
         return None
     values = read_yaml(path)
-    if not isinstance(values, dict) or not {"plan", "data", "commands"} <= values.keys():
-        raise UsageError(f"{path} is not a plan that can be read", "Choose another --out.")
+    problem = misfit(values, {"plan": dict, "data": dict, "commands": [str]})
+    problem = problem or misfit(values.get("looks", []), [{"seeds": [int], "missing": [list]}], "looks")
+    missing = [] if problem else [run for look in values.get("looks", []) for run in look["missing"]]
+    if any(len(run) != 3 for run in missing):
+        problem = "looks: a missing run is a part, an arm and a seed"
+    if problem is not None:
+        raise UsageError(f"{path} is not a plan that can be read: {problem}", "Choose another --out.")
     made(Plan, values["plan"], str(path))
     return values
 
@@ -433,6 +457,11 @@ def _scalar(text: str) -> Any:
     except UsageError:
         return text
     return value if value is None or isinstance(value, bool | int | float | str) else text
+
+
+def _written(value: Any) -> str:
+    """What `_scalar` reads."""
+    return "null" if value is None else str(value)
 
 
 def _plain(value: Any) -> Any:

@@ -211,10 +211,6 @@ class Contrast:
     p_adjusted: float | None = None
     state: State = "not judged"
 
-    @property
-    def leaves_out_zero(self) -> bool:
-        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
-
 
 @dataclass(frozen=True)
 class Look:
@@ -363,31 +359,35 @@ def contrasts(results: Results, judged: Iterable[Key], looks: int = 1) -> tuple[
     ]
     keys = dict.fromkeys((*family, *described))
     values = {key: differences(results, key) for key in keys}
-    adjusted = _adjusted(results, family, values, looks)
-    found = []
-    for key in keys:
-        p, corrected = adjusted.get(key, (None, None))
-        if values[key] or key in family:
-            found.append(_contrast(results, key, values[key], p, corrected, len(family) * looks))
-    return tuple(found)
+    judgements = _judgements(results, family, values, looks)
+    return tuple(
+        _contrast(results, key, values[key], judgements.get(key), len(family) * looks)
+        for key in keys
+        if values[key] or key in family
+    )
 
 
-def _adjusted(
+@dataclass(frozen=True)
+class _Judgement:
+    """p alone and corrected for the family and the declared looks, and the pairs that it rests on."""
+
+    p: float
+    adjusted: float
+    pairs: dict[int, float]
+
+
+def _judgements(
     results: Results, family: list[Key], values: dict[Key, dict[int, float]], looks: int
-) -> dict[Key, tuple[float | None, float | None]]:
-    """p alone and corrected for the family and the declared looks, of the look that says most."""
-    if not results.finished or results.exploratory:
-        return {}
-    best: dict[Key, tuple[float | None, float | None]] = {}
-    for look in results.looks:
+) -> dict[Key, _Judgement]:
+    """By the first look that confirms, else by the last."""
+    found: dict[Key, _Judgement] = {}
+    for look in results.looks if results.finished and not results.exploratory else ():
         seen = [_seen(look, key, results.reference(key).name, values[key]) for key in family]
         alone = [sign_flip(list(pairs.values())) for pairs in seen]
-        for key, p, corrected in zip(family, alone, holm(alone), strict=True):
-            now = min(1.0, looks * corrected)
-            before = best.get(key, (None, None))[1]
-            if before is None or now < before:
-                best[key] = (p, now)
-    return best
+        for key, p, corrected, pairs in zip(family, alone, holm(alone), seen, strict=True):
+            if key not in found or found[key].adjusted > ERROR_RATE:
+                found[key] = _Judgement(p, min(1.0, looks * corrected), pairs)
+    return found
 
 
 def _seen(look: Look, key: Key, against: str, values: dict[int, float]) -> dict[int, float]:
@@ -397,44 +397,46 @@ def _seen(look: Look, key: Key, against: str, values: dict[int, float]) -> dict[
 
 
 def _contrast(
-    results: Results,
-    key: Key,
-    values: dict[int, float],
-    p: float | None,
-    adjusted: float | None,
-    hypotheses: int,
+    results: Results, key: Key, values: dict[int, float], judged: _Judgement | None, hypotheses: int
 ) -> Contrast:
     metric, reference = results.metric(key.metric), results.reference(key)
-    seen, narrow = (estimate(list(values.values()), confidence) for confidence in (0.95, 0.9))
-    numbers: list[float | None] = [None] * 5
-    if seen is not None and narrow is not None and math.isfinite(seen.mean):
-        numbers = [seen.mean, seen.low, seen.high, narrow.low, narrow.high]
+    numbers = _interval(values)
     base = reference.by_seed(metric)
     mean = sum(base[s] for s in values if s in base) / len(values) if values else 0.0
+    difference = numbers["difference"]
     if key.place == "trend" or metric.name == TO_MATCH:
-        numbers = [None if x is None else math.expm1(x) for x in numbers]
-        relative = numbers[0]
+        numbers = {name: None if x is None else math.expm1(x) for name, x in numbers.items()}
+        relative = numbers["difference"]
     else:
-        known = mean and math.isfinite(mean)
-        relative = numbers[0] / abs(mean) if numbers[0] is not None and known else None
-    spread: Any = dict(zip(("difference", "low", "high", "low90", "high90"), numbers, strict=True))
-    contrast = Contrast(
-        key, reference.name, len(values), **spread, relative=relative, p=p, p_adjusted=adjusted
-    )
-    if adjusted is None:
+        known = difference is not None and mean and math.isfinite(mean)
+        relative = difference / abs(mean) if difference is not None and known else None
+    contrast = Contrast(key, reference.name, len(values), **numbers, relative=relative)
+    if judged is None:
         return contrast
-    state = _state(results, contrast, list(values.values()), hypotheses)
-    return replace(contrast, state=state)
+    contrast = replace(contrast, p=judged.p, p_adjusted=judged.adjusted)
+    return replace(contrast, state=_state(results, contrast, judged, hypotheses))
 
 
-def _state(results: Results, contrast: Contrast, values: list[float], hypotheses: int) -> State:
+def _interval(values: dict[int, float]) -> dict[str, Any]:
+    """The mean of differences with its 95 and 90 % t intervals; nothing where one is infinite."""
+    names = ("difference", "low", "high", "low90", "high90")
+    seen, narrow = (estimate(list(values.values()), confidence) for confidence in (0.95, 0.9))
+    if seen is None or narrow is None or not math.isfinite(seen.mean):
+        return dict.fromkeys(names)
+    found = (seen.mean, seen.low, seen.high, narrow.low, narrow.high)
+    return dict(zip(names, found, strict=True))
+
+
+def _state(results: Results, contrast: Contrast, judged: _Judgement, hypotheses: int) -> State:
+    """From the pairs that were judged: those that came later change no word."""
     key, metric = contrast.key, results.metric(contrast.key.metric)
+    values = list(judged.pairs.values())
     infinite = [math.copysign(1, x) for x in values if math.isinf(x)]
     lower = sum(infinite or values) < 0
-    if contrast.p_adjusted is not None and contrast.p_adjusted <= ERROR_RATE:
+    if judged.adjusted <= ERROR_RATE:
         ours, base = results.part_of(key).arm(key.arm), results.reference(key)
         kinds = ours.kind(key.metric), base.kind(key.metric)
-        if not _examples_agree(ours, base, results, key):
+        if not _examples_agree(ours, base, results, key, judged.pairs):
             return "not confirmed"
         proves: dict[Any, bool] = {("bound", "exact"): lower, ("exact", "bound"): not lower}
         if key.place == "best" and not proves.get(kinds, True):
@@ -442,22 +444,27 @@ def _state(results: Results, contrast: Contrast, values: list[float], hypotheses
         if key.metric == results.primary.name and key.place == "best" and "diagnostic" not in kinds:
             return "better" if lower == (metric.better == "lower") else "worse"
         return "lower" if lower else "higher"
+    then = _interval(judged.pairs)
     margin = results.margin if key.metric == results.primary.name and key.place == "best" else None
-    low, high = contrast.low90, contrast.high90
+    low, high = then["low90"], then["high90"]
     if margin is not None and low is not None and high is not None and max(-low, high) <= margin:
         return "as good"
-    if contrast.pairs < least_seeds(hypotheses):
+    if len(values) < least_seeds(hypotheses):
         return "too few"
-    return "does not survive" if contrast.leaves_out_zero else "not confirmed"
+    low, high = then["low"], then["high"]
+    leaves_out = low is not None and high is not None and not low <= 0 <= high
+    return "does not survive" if leaves_out else "not confirmed"
 
 
-def _examples_agree(ours: ArmResult, base: ArmResult, results: Results, key: Key) -> bool:
+def _examples_agree(
+    ours: ArmResult, base: ArmResult, results: Results, key: Key, judged: Iterable[int]
+) -> bool:
     """Where examples are a second source of variance: whether the interval over them leaves out 0, too, of
     the paired difference of each example averaged over seeds."""
     if key.metric != results.primary.name or key.place != "best":
         return True
     a, b = ({run.seed: run.examples for run in arm.done if run.examples} for arm in (ours, base))
-    seeds = [seed for seed in a if seed in b and len(a[seed]) == len(b[seed])]
+    seeds = [seed for seed in judged if seed in a and seed in b and len(a[seed]) == len(b[seed])]
     if not seeds:
         return True
     columns = zip(*([x - y for x, y in zip(a[s], b[s], strict=True)] for s in seeds), strict=False)

@@ -45,8 +45,10 @@ def contrast_in_words(results: Results, contrast: Contrast) -> str:
     if contrast.state == "as good":
         margin = with_unit(results.margin or 0.0, results.primary)
         return f"{arm} is as good as {against} within {margin}: {seen}."
+    hypotheses = len(results.judged)
     ending = {
-        "does not survive": f"; this does not survive {counted(len(results.judged), 'contrast')}",
+        "does not survive": "; this does not survive "
+        + (counted(hypotheses, "contrast") if hypotheses > 1 else "the exact test"),
         "not confirmed": ", not confirmed",
         "not proven": "; an upper bound above an exact loss proves nothing",
         "too few": f"; {counted(contrast.pairs, 'pair')} of seeds cannot confirm anything",
@@ -59,10 +61,12 @@ def observed(results: Results, contrast: Contrast) -> str:
     """Direction, size and interval: "loss lower by 0.021 nats/token (95 % t interval 0.015 to 0.027)"."""
     metric, difference = results.metric(contrast.key.metric), contrast.difference
     if difference is None:
-        diverged = sum(run.status == "diverged" for run in _arm(results, contrast.key).runs)
-        if diverged:
-            return f"{diverged} of {counted(contrast.pairs, 'run')} diverged, so there is no interval"
-        return "not measured"
+        key = contrast.key
+        counts = {arm.name: _diverged(arm) for arm in (_arm(results, key), results.reference(key))}
+        told = [
+            f"{count} {'run' if count == 1 else 'runs'} of {arm}" for arm, count in counts.items() if count
+        ]
+        return f"{listed(told)} diverged, so there is no interval" if told else "not measured"
     if difference == 0 and contrast.low == contrast.high:
         return f"{metric.label} exactly equal"
     way = "lower" if difference < 0 else "higher"
@@ -98,6 +102,10 @@ def _arm(results: Results, key: Key) -> ArmResult:
     return results.part_of(key).arm(key.arm)
 
 
+def _diverged(arm: ArmResult) -> int:
+    return sum(run.status == "diverged" for run in arm.runs)
+
+
 def verdict(plan: Plan, results: Results) -> Verdict:
     """The answer, how sure it is, and at most three sentences more."""
     ended = sum(run.status != "missing" for run in results.runs)
@@ -106,14 +114,25 @@ def verdict(plan: Plan, results: Results) -> Verdict:
         return Verdict(
             f"No answer yet: {far}.", "What is judged is fixed; it is told when all runs have ended."
         )
+    own = (
+        "best",
+        "",
+    )  # of the arms against the first: what claims set against each other is told with them
     primary = [
-        c for c in results.contrasts if c.key.metric == results.primary.name and c.key.place == "best"
+        c
+        for c in results.contrasts
+        if c.key.metric == results.primary.name and (c.key.place, c.key.against) == own
     ]
     if not primary:
         return Verdict("One arm: there is nothing to compare it with.", "95 % t intervals over seeds.")
     if results.exploratory:
         return Verdict(
             _leading(results, primary), f"Exploratory: {results.exploratory}. Nothing is confirmed."
+        )
+    if not results.looks:
+        first = f"the first of the declared looks is at {counted(plan.looks[0], 'seed')}"
+        return Verdict(
+            f"No answer yet: {first}.", f"There are {len(results.seeds)}. Nothing is judged before."
         )
     return Verdict(
         _answer(plan, results, primary), _sure(plan, results), tuple(_more(plan, results, primary))
@@ -125,7 +144,8 @@ def _answer(plan: Plan, results: Results, primary: list[Contrast]) -> str:
     state = {
         name: [c for c in primary if c.state == name] for name in ("better", "worse", "lower", "higher")
     }
-    reference = primary[0].against
+    first_arms = {c.against for c in primary}
+    reference = first_arms.pop() if len(first_arms) == 1 else "the first arm of its part"
     label = results.primary.label
     if all(c.state == "too few" for c in primary):
         seeds = counted(len(results.seeds), "seed")
@@ -135,10 +155,9 @@ def _answer(plan: Plan, results: Results, primary: list[Contrast]) -> str:
     if good:
         most = max(good, key=lambda c: abs(c.relative or 0))
         how = "better than" if state["better"] else f"lower in {label} than"
-        first = [
-            f"{_named(good)} {_verb(good)} {how} {reference}{_most(good, most)}{_by(results, most)}",
-            f"{len(good)} of {len(primary)} are {how} {reference}, most {arm_of(most)}{_by(results, most)}",
-        ]
+        said, size = f"{_verb(good)} {how} {reference}", f"{_most(good, most)}{_by(results, most)}"
+        share = f"{len(good)} of {len(primary)}"
+        first = [f"{_named(good)} {said}{size}", f"{share} {said}{size}", f"{share} {said}"]
     else:
         same = [c for c in primary if c.state == "as good"]
         none = f"No arm is {'better than' if not state['higher'] else f'lower in {label} than'} {reference}"
@@ -216,9 +235,7 @@ def _more(plan: Plan, results: Results, primary: list[Contrast]) -> list[str]:
         found.append(
             f"Of {counted(len(results.answers), 'published claim')} the direction was {listed(told)}."
         )
-    diverged = sorted(
-        {a.name for p in results.parts for a in p.arms for r in a.runs if r.status == "diverged"}
-    )
+    diverged = sorted({arm.name for part in results.parts for arm in part.arms if _diverged(arm)})
     if diverged:
         found.append(f"Runs of {listed(diverged)} diverged: they count as worse than any that did not.")
     if results.within is not None:
