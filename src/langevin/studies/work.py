@@ -135,7 +135,7 @@ def sample(found: Any, corpus: Any, device: str) -> dict[str, str] | None:
     prompt = corpus.tokenizer.decode(start, skip_special_tokens=True)
     more = Sampling(tokens=max(1, min(SAMPLE_TOKENS, context - len(start) - 1)))
     (text,) = write(found.model.to(device), corpus.tokenizer, [Request(prompt)], more, data=corpus.manifest)
-    return {"prompt": text.prompt, "text": text.text}
+    return {"prompt": text.prompt, "text": text.text.removeprefix(text.prompt)}
 
 
 def time_arms(configs: dict[str, TrainConfig], threads: int) -> dict[str, Any]:
