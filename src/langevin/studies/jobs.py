@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from collections import deque
@@ -27,6 +28,7 @@ from langevin.runs.files import write_json
 
 TICK = 0.5  # seconds between looks at the running jobs
 PATIENCE = 60  # seconds for a worker to write its checkpoint when asked to stop
+EVALUATED = "evaluated"  # where training keeps the model of every evaluation, if asked to
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -78,6 +80,8 @@ def execute(job: Job) -> Outcome:
         record = job.work(**job.arguments)
         write_json(job.output, record)
         job.failure.unlink(missing_ok=True)
+        for served in (EVALUATED, "checkpoints"):  # to make the record, which is there now
+            shutil.rmtree(job.output.with_name(served), ignore_errors=True)
     except Stopped:
         return Outcome("stopped")
     except Exception as error:

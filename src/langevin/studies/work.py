@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import shutil
 import statistics
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -26,14 +25,13 @@ from langevin.runs import load
 from langevin.sampling.ar import Request, Sampling
 from langevin.settings import TrainConfig
 from langevin.studies.inference import estimate
-from langevin.studies.jobs import Stopped, forget
+from langevin.studies.jobs import EVALUATED, Stopped, forget
 from langevin.studies.results import Point, RunResult
 from langevin.tasks import TASKS
 from langevin.training.start import build, prepared
 
 RESAMPLES = 100  # the intervals that count are over seeds
 SAMPLE_PROMPT, SAMPLE_TOKENS = 12, 60
-EVALUATED = "evaluated"  # where training keeps the model of every evaluation, if asked to
 ENVIRONMENT = ("langevin", "python", "torch", "transformers", "system", "device", "threads", "commit")
 MODELS = 1000  # that one process may compile: each arm once
 ROUNDS, SECONDS = 7, 0.2  # of timing: how often, and how long an arm's turn is
@@ -54,8 +52,6 @@ def run(config: TrainConfig, folder: Path, threads: int, test_tokens: int, along
         model = from_pretrained(folder / EVALUATED / f"step-{point.step}").eval()
         then = evaluate_model(found, model, data=data, device=device, limit=test_tokens, **_quick(found))
         rows += [replace(Row(**row), at={"step": point.step}) for row in then["rows"] if not row["at"]]
-    for served in (EVALUATED, "checkpoints"):
-        shutil.rmtree(folder / served, ignore_errors=True)
     examples = tuple(details.pop("examples", ()))
     record = replace(record, status="done", rows=tuple(rows), examples=examples, details=details)
     return {**asdict(record), "said": f"validation loss {record.best.loss:.4f}" if record.best else ""}
