@@ -14,13 +14,14 @@ __version__ = "0.2.0"
 
 _WHERE = {
     "attend": "langevin.mixers",
+    "check": "langevin.checks",
     "convert": "langevin.models.convert",
     "from_pretrained": "langevin.models.convert",
     "fold": "langevin.models.fold",
     "load": "langevin.runs",
     "train": "langevin.runs",
 }
-_MODULES = {"bench", "check", "data", "evaluation", "kernels", "mixers", "models", "runs"}
+_MODULES = {"bench", "checks", "data", "evaluation", "kernels", "mixers", "models", "runs"}
 
 __all__ = [
     "__version__",

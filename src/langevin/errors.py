@@ -6,22 +6,19 @@ import difflib
 from collections.abc import Iterable
 
 
-class UsageError(ValueError):
+class _Told(Exception):
+    def __init__(self, cause: str, remedy: str = "") -> None:
+        super().__init__(f"{cause}\n{remedy}" if remedy else cause)
+        self.cause = cause
+        self.remedy = remedy
+
+
+class UsageError(_Told, ValueError):
     """The request was wrong (exit status 2)."""
 
-    def __init__(self, cause: str, remedy: str = "") -> None:
-        super().__init__(f"{cause}\n{remedy}" if remedy else cause)
-        self.cause = cause
-        self.remedy = remedy
 
-
-class WorkError(RuntimeError):
+class WorkError(_Told, RuntimeError):
     """The request was right but the work failed (exit status 1)."""
-
-    def __init__(self, cause: str, remedy: str = "") -> None:
-        super().__init__(f"{cause}\n{remedy}" if remedy else cause)
-        self.cause = cause
-        self.remedy = remedy
 
 
 class Diverged(WorkError):
@@ -32,6 +29,8 @@ def unknown(kind: str, received: str, valid: Iterable[str]) -> UsageError:
     """An error for a name that is not in a registry, naming the nearest valid one."""
     names = sorted(valid)
     near = difflib.get_close_matches(received, names, n=1, cutoff=0.55)
+    # A short name is nearest to nothing: a repeated or contained letter is meant.
+    near = near or [name for name in names if received and (name in received or received in name)]
     remedy = f"Did you mean {near[0]!r}? " if near else ""
     return UsageError(f"unknown {kind} {received!r}", f"{remedy}Valid: {', '.join(names) or 'none'}.")
 

@@ -74,8 +74,10 @@ class Registry(dict[str, type]):
         values = dict(values)
         for keyword in call.keywords if call else ():
             key = str(keyword.arg)
+            if not keys:
+                raise UsageError(f"{name} has no key {key!r}", f"{name} takes no keys.")
             if key not in keys:
-                raise _unknown_key(name, key, keys)
+                raise unknown(f"key of {name}", key, keys)
             if key in given:
                 raise UsageError(f"{key} comes twice in {text!r}", "Give each key once.")
             given.add(key)
@@ -121,18 +123,6 @@ def written(config: Any, in_full: bool = False) -> str:
         if in_full or f.default is dataclasses.MISSING or getattr(config, f.name) != f.default
     ]
     return f"{config.name}({', '.join(said)})" if said else str(config.name)
-
-
-def _unknown_key(name: str, key: str, keys: list[str]) -> UsageError:
-    if not keys:
-        return UsageError(f"{name} has no key {key!r}", f"{name} takes no keys.")
-    error = unknown(f"key of {name}", key, keys)
-    # A one-letter key is nearest to nothing: a repeated or contained letter is meant.
-    if "Did you mean" not in error.remedy:
-        near = [k for k in keys if k in key or key in k]
-        if near:
-            return UsageError(error.cause, f"Did you mean {near[0]!r}? {error.remedy}")
-    return error
 
 
 def _value(text: str, node: ast.expr) -> Any:

@@ -297,16 +297,10 @@ for _tag, _pattern, _first in (
         ["" if c == "\0" else c for c in _first],
     )
 _Yaml12.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value, _base(node.value)))
-_Yaml12.add_constructor("tag:yaml.org,2002:float", lambda loader, node: float(_unsigned(node.value)))
 
 
 def _base(text: str) -> int:
     return {"0o": 8, "0x": 16}.get(text[:2], 10)
-
-
-def _unsigned(text: str) -> str:
-    """.inf and .nan as Python writes them."""
-    return text.lower().replace(".inf", "inf").replace(".nan", "nan")
 
 
 def read_yaml(path: Path) -> Any:
@@ -322,13 +316,10 @@ def parse_yaml(text: str, where: str) -> Any:
     try:
         return yaml.load(text, _Yaml12)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        problem = (
-            getattr(error, "problem", None) or str(error).partition("\n")[0] or "it is nested too deep"
-        )
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        problem = "it is nested too deep" if isinstance(error, RecursionError) else problem
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark is not None else ""
-        if isinstance(error, RecursionError):
-            problem = "it is nested too deep"
         raise UsageError(f"{where} is not YAML that can be read: {problem}{line}", "Mend it.") from error
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from langevin.data import prepare, shards
-from langevin.data.synthetic.stories import nats_per_story
+from langevin.data import order, prepare, shards
+from langevin.data.synthetic.stories import NATS_PER_STORY
 from langevin.data.synthetic.stories import stories as tell
 from langevin.errors import UsageError
 
@@ -35,7 +35,7 @@ def text(tmp_path):
 
 
 def leftovers(corpus):
-    return [p.name for p in corpus.folder.parent.iterdir() if p.name.endswith("building")]
+    return [p.name for p in corpus.folder.parent.iterdir() if p.name.endswith((".writing", ".old"))]
 
 
 def test_the_splits_join_to_the_text_and_decode_to_it(text):
@@ -66,7 +66,7 @@ def test_the_manifest_counts_and_hashes_what_is_there(text):
 
 def test_what_was_prepared_is_opened_again_and_not_made_again(text, monkeypatch):
     first = prepare(text, "bytes")
-    monkeypatch.setattr("langevin.data.tokens.build", lambda *a: pytest.fail("built again"))
+    monkeypatch.setattr("langevin.data.shards.build", lambda *a: pytest.fail("built again"))
     again = prepare(text, "bytes")
     assert again.folder == first.folder
     assert np.array_equal(again.tokens("train"), first.tokens("train"))
@@ -100,15 +100,6 @@ def test_a_damaged_file_is_refused_by_name_and_made_again(text, file, how):
     assert leftovers(again) == []
 
 
-def test_without_verifying_only_sizes_are_compared(text):
-    path = prepare(text, "bytes").folder / "train.bin"
-    path.write_bytes(b"\x07" + path.read_bytes()[1:])
-    assert prepare(text, "bytes", verify=False).tokens("train")[0] == 7
-    path.write_bytes(path.read_bytes()[:-2])
-    with pytest.warns(UserWarning, match="bytes instead of"):
-        prepare(text, "bytes", verify=False)
-
-
 def test_interrupted_work_leaves_nothing_half_done(text, monkeypatch, tmp_path):
     def interrupted(*arguments):
         raise KeyboardInterrupt
@@ -123,7 +114,7 @@ def test_interrupted_work_leaves_nothing_half_done(text, monkeypatch, tmp_path):
 
 def test_what_a_killed_process_left_is_removed_by_the_next(text):
     corpus = prepare(text, "bytes")
-    left = corpus.folder.rename(corpus.folder.parent / f".{corpus.folder.name}.killed.building")
+    left = corpus.folder.rename(corpus.folder.parent / f".{corpus.folder.name}.writing")
     (left / "manifest.json").unlink()
     again = prepare(text, "bytes")
     assert again.folder == corpus.folder
@@ -204,7 +195,7 @@ def test_the_true_entropy_is_in_the_manifest_for_every_split(stories):
     assert known["nats"] == pytest.approx(nats, rel=1e-12)
     assert known["nats_per_token"] == stories.true_nats_per_token("test") == nats / facts["tokens"]
     assert known["nats_per_character"] == nats / facts["characters"]
-    assert stories.manifest["facts"]["nats_per_story"] == nats_per_story()
+    assert stories.manifest["facts"]["nats_per_story"] == NATS_PER_STORY
     assert stories.manifest["repeated"] == {"train": 0, "valid": 0, "test": 0}
 
 
@@ -212,8 +203,8 @@ def test_a_batch_is_read_off_the_stream_and_is_the_same_from_a_fresh_corpus(stor
     settings = {"seed": 3, "batch": 4, "context": 50}
     rows = stories.batch("train", 17, **settings)
     assert (rows.shape, rows.dtype) == ((4, 51), np.int64)
-    starts = stories.windows("train", 17, **settings)
-    where = (starts[:, None] + np.arange(51)) % len(stories.tokens("train"))
+    count = len(stories.tokens("train"))
+    where = (order.window_starts(count, 17, **settings)[:, None] + np.arange(51)) % count
     assert np.array_equal(rows, np.asarray(stories.tokens("train"))[where])
     assert np.array_equal(rows, prepare("stories", **STORIES).batch("train", 17, **settings))
 
@@ -242,18 +233,14 @@ def test_training_never_sees_validation_or_test(tmp_path):
 
 def test_a_document_begins_with_the_separator_before_it(stories):
     end = stories.separator
-    assert end == stories.eos
-    rows = np.array([[5, end, 6, 7, end, 8], [end, end, 1, 2, 3, 4]])
-    ids, places = [[0, 1, 1, 1, 2, 2], [1, 2, 2, 2, 2, 2]], [[0, 0, 1, 2, 0, 1], [0, 0, 1, 2, 3, 4]]
-    for tokens in (rows, torch.from_numpy(rows)):
-        assert stories.document_ids(tokens).tolist() == ids
-        assert stories.position_ids(tokens).tolist() == places
+    assert end == stories.tokenizer.eos_token_id
+    rows = torch.tensor([[5, end, 6, 7, end, 8], [end, end, 1, 2, 3, 4]])
+    assert stories.position_ids(rows).tolist() == [[0, 0, 1, 2, 0, 1], [0, 0, 1, 2, 3, 4]]
     assert stories.scored(rows) is None
 
 
-@pytest.mark.parametrize("what", ["document_ids", "position_ids"])
-def test_documents_are_found_without_leaving_a_compiled_graph(stories, what):
-    function = getattr(stories, what)
+def test_documents_are_found_without_leaving_a_compiled_graph(stories):
+    function = stories.position_ids
     rows = torch.from_numpy(stories.batch("train", 0, seed=0, batch=2, context=200))
     compiled = torch.compile(lambda tokens: function(tokens[:, :-1]), fullgraph=True, backend="eager")
     assert torch.equal(compiled(rows), function(rows[:, :-1]))

@@ -210,7 +210,8 @@ def test_what_the_hub_has_is_fetched_once_and_written_as_the_original_files(tmp_
     assert read("wikitext-103").splits["train"] == [" \n = Title = \n A line . \n"]
     monkeypatch.setattr(hub, "import_module", lambda name: pytest.fail("fetched again"))
     assert read("wikitext-103").splits["test"] == [" t \n"]
-    assert [p.name for p in (tmp_path / "cache" / "sources").iterdir()] == ["wikitext-103"]
+    folders = [p.name for p in (tmp_path / "cache" / "sources").iterdir() if p.is_dir()]
+    assert folders == ["wikitext-103"]
 
 
 def test_a_fetch_that_fails_leaves_nothing(tmp_path, monkeypatch):
@@ -226,7 +227,7 @@ def test_a_fetch_that_fails_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "import_module", lambda name: Broken)
     with pytest.raises(UsageError, match="the line went dead"):
         prepare("wikitext-103")
-    assert list((tmp_path / "cache" / "sources").iterdir()) == []
+    assert not (tmp_path / "cache" / "sources").exists()
 
 
 def test_names_says_what_is_here(tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ NAMES = ["bytes", "chars", "bpe-300"]
 
 
 def made(name, text=TEXT, others=()):
-    return tokenizers.make(name, [text], others)
+    tokenizer = tokenizers.make(name, [text], others)
+    return SimpleNamespace(tokenizer=tokenizer, encode=tokenizers.encoder(tokenizer, name))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,7 +77,7 @@ def test_chars_are_sorted_by_code_point_and_eos_comes_next():
 def test_characters_that_train_does_not_have_become_an_explicit_token():
     it = made("chars", "abc", ["abcd é"])
     ((ids, _),) = it.encode(["adé"], False)
-    assert it.has_unknown
+    assert it.tokenizer.unk_token == tokenizers.UNKNOWN
     assert it.tokenizer.convert_ids_to_tokens(ids.tolist()) == ["a", tokenizers.UNKNOWN, tokenizers.UNKNOWN]
     assert it.tokenizer.encode("adé") == ids.tolist()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def test_weights_of_real_mixers_are_read_as_shares_and_say_whether_they_were_res
         assert (head.negative > 0) == (spec == "sima")
         assert 0 < head.relative_entropy < 1
         assert head.radius[0].mean <= head.radius[1].mean <= head.radius[2].mean <= head.radius[3].mean
-        assert json.loads(json.dumps(head.as_dict(), allow_nan=False))["head"] == head.head
+        assert json.loads(json.dumps(asdict(head), allow_nan=False))["head"] == head.head
 
 
 def test_half_precision_weights_count_as_normalised():

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from synthetic import VOCABULARY, bigram_table, bigram_text, next_token_oracle, oracle_text
 
 from langevin.errors import UsageError
-from langevin.evaluation.calibration import (
-    adaptive_ece,
-    ece,
-    equal_mass,
-    equal_width,
-    measure,
-    noise_floors,
-)
+from langevin.evaluation.calibration import equal_mass, equal_width, measure, noise_floors
 from langevin.evaluation.likelihood import TokenScores, score
 from langevin.objectives import ar
 
@@ -68,17 +62,18 @@ def random_predictions(n, seed):
 def test_errors_equal_plain_loops_with_ties_and_confidence_0_and_1(n, seed):
     confidence, correct = random_predictions(n, seed)
     root, l1 = plain_adaptive(confidence.tolist(), correct.tolist())
-    assert ece(confidence, correct) == pytest.approx(plain_ece(confidence, correct), abs=1e-12)
-    assert adaptive_ece(confidence, correct) == pytest.approx(root, abs=1e-9)
-    assert adaptive_ece(confidence, correct, l1=True) == pytest.approx(l1, abs=1e-12)
+    found = measured(confidence, correct)
+    assert found.ece.value == pytest.approx(plain_ece(confidence, correct), abs=1e-12)
+    assert found.adaptive_ece.value == pytest.approx(root, abs=1e-9)
+    assert found.adaptive_ece_l1.value == pytest.approx(l1, abs=1e-12)
 
 
 def test_errors_do_not_depend_on_the_order_of_tokens():
     confidence, correct = random_predictions(300, 0)
     shuffled = np.random.default_rng(1).permutation(300)
-    for error in (ece, adaptive_ece):
-        there = error(confidence[shuffled], correct[shuffled])
-        assert there == pytest.approx(error(confidence, correct), abs=1e-12)
+    there, here = measured(confidence[shuffled], correct[shuffled]), measured(confidence, correct)
+    assert there.ece.value == pytest.approx(here.ece.value, abs=1e-12)
+    assert there.adaptive_ece.value == pytest.approx(here.adaptive_ece.value, abs=1e-12)
 
 
 def test_an_edge_belongs_to_the_bin_below_it_and_confidence_1_to_the_last():
@@ -93,6 +88,12 @@ def scored(confidence, correct, unit=None) -> TokenScores:
     unit = np.arange(len(confidence)) if unit is None else unit
     nll = np.where(correct, -np.log(np.maximum(confidence, 1e-9)), 9.0)
     return TokenScores(nll, confidence, correct, nll, confidence**2, unit)
+
+
+def measured(confidence, correct):
+    """Of a single unit, so that nothing is resampled."""
+    one = np.zeros(len(confidence), int)
+    return measure(scored(np.asarray(confidence), np.asarray(correct), one), simulations=1)
 
 
 def test_measure_reports_what_the_plain_functions_do():
@@ -134,7 +135,7 @@ def test_reliability_data_add_up_and_can_be_written_as_json():
     empty = [b for b in found.reliability if not b.count]
     assert empty
     assert all(b.confidence is None and b.accuracy is None for b in empty)
-    written = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    written = json.loads(json.dumps(asdict(found), allow_nan=False))
     assert written["ece"]["value"] == found.ece.value
     assert written["reliability"][14]["accuracy"]["low"] <= written["reliability"][14]["accuracy"]["high"]
 
@@ -195,8 +196,9 @@ def test_the_debiased_error_is_nearly_unbiased_where_the_plain_one_is_not():
     for _ in range(400):
         confidence = draw.uniform(0.2, 1.0, 1000)
         correct = draw.random(1000) < confidence - 0.03
-        squares.append(adaptive_ece(confidence, correct) ** 2)
-        plain.append(adaptive_ece(confidence, correct, l1=True))
+        found = measured(confidence, correct)
+        squares.append(found.adaptive_ece.value**2)
+        plain.append(found.adaptive_ece_l1.value)
     assert np.mean(plain) > 0.042
     assert math.sqrt(np.mean(squares)) == pytest.approx(0.03, abs=0.005)
 
@@ -223,11 +225,11 @@ def test_a_perfect_model_has_an_ece_of_0_and_no_noise():
 
 def test_confidences_that_are_no_probabilities_are_refused():
     with pytest.raises(UsageError, match="outside 0 to 1"):
-        ece([0.2, 1.2], [True, False])
+        measured([0.2, 1.2], [True, False])
     with pytest.raises(UsageError, match="outside 0 to 1"):
-        ece([0.2, math.nan], [True, False])
+        measured([0.2, math.nan], [True, False])
     with pytest.raises(UsageError, match="equal length"):
-        ece([0.2], [True, False])
+        measured([0.2], [True, False])
 
 
 def test_float32_and_float64_scores_agree():

@@ -16,11 +16,12 @@ from synthetic import (
     oracle_text,
     token_after_next_oracle,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from langevin.bench.mixers import peak_memory
 from langevin.errors import UsageError, WorkError
+from langevin.evaluation import likelihood
 from langevin.evaluation.calibration import measure
 from langevin.evaluation.likelihood import TokenScores, score, score_at, summary
 from langevin.objectives import ar
@@ -162,10 +163,11 @@ def test_scores_are_those_of_the_plain_formulas():
 
 
 @pytest.mark.parametrize("rows", [1, 7, 1000])
-def test_chunking_does_not_change_the_numbers(rows):
+def test_chunking_does_not_change_the_numbers(rows, monkeypatch):
     table, windows = bigram_table(3.0), random_windows(2, 5, 13)
     whole = score(lambda x: table[x], windows, device="cpu")
-    parts = score(lambda x: table[x], windows, device="cpu", rows=rows)
+    monkeypatch.setattr(likelihood, "_LOGITS_AT_ONCE", rows * VOCABULARY)
+    parts = score(lambda x: table[x], windows, device="cpu")
     np.testing.assert_allclose(numbers(parts), numbers(whole), rtol=1e-6, atol=1e-7)
 
 
@@ -177,10 +179,11 @@ def test_half_precision_logits_are_scored_in_float32():
     np.testing.assert_array_equal(numbers(half), numbers(full))
 
 
-def test_a_large_vocabulary_needs_a_fraction_of_the_memory_of_its_logits():
+def test_a_large_vocabulary_needs_a_fraction_of_the_memory_of_its_logits(monkeypatch):
+    monkeypatch.setattr(likelihood, "_LOGITS_AT_ONCE", 32 * 50_257)
     logits = torch.randn(1, 512, 50_257, dtype=torch.bfloat16)
     windows = [(torch.randint(0, 50_257, (1, 513)), torch.ones(1, 512, dtype=torch.bool))]
-    peak = peak_memory(lambda: score(lambda x: logits, windows, device="cpu", rows=32))
+    peak = peak_memory(lambda: score(lambda x: logits, windows, device="cpu"))
     assert peak < 32 * 50_257 * 4 * 5 < logits.numel() * 4 / 3
 
 
@@ -242,26 +245,6 @@ def test_a_transformers_model_scores_its_own_loss_in_evaluation_mode_and_keeps_i
     assert [m.training for m in model.modules()] == modes
     expected = model.eval()(tokens, labels=tokens).loss.detach()
     assert scores.nll.mean() == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_autocast_runs_the_model_in_bfloat16():
-    seen = []
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.head = nn.Embedding(VOCABULARY, 16), nn.Linear(16, VOCABULARY)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            logits = self.head(self.table(tokens))
-            seen.append(logits.dtype)
-            return logits
-
-    model, windows = Model(), random_windows(1, 4, 9)
-    half = score(model, windows, device="cpu", autocast=torch.bfloat16)
-    full = score(model, windows, device="cpu")
-    assert seen == [torch.bfloat16, torch.float32]
-    np.testing.assert_allclose(half.nll, full.nll, atol=0.02)
 
 
 def test_wrong_windows_and_models_are_refused():

@@ -104,7 +104,7 @@ def test_the_loss_is_its_formula_in_float64(progress: float, tmp_path: Path) -> 
                 surprise = -math.log(q[int(batch["tokens"][row, start + i + 1])])
                 early = progress < 0.3
                 expected += sum(error) / len(error) if early else 0.75 * apart + 0.25 * surprise
-    assert float(summed) == pytest.approx(expected, rel=1e-9)
+    assert float(summed.detach()) == pytest.approx(expected, rel=1e-9)
     assert int(count) == int(batch["scored"][:, 1:].sum())
 
 

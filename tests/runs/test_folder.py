@@ -17,7 +17,7 @@ import pytest
 
 from langevin.errors import UsageError
 from langevin.runs import folder
-from langevin.runs.folder import Lock, add_session, check_data, check_target, opened, read_metrics, sessions
+from langevin.runs.folder import Lock, add_session, check_data, opened, read_metrics, sessions
 
 HOLDER = """
 import sys, time
@@ -48,7 +48,7 @@ def test_a_second_writer_is_refused_by_name_until_the_first_is_gone_however_it_w
         Lock(tmp_path / "run")
     assert caught.value.remedy.startswith("Wait")
     with pytest.raises(UsageError, match=f"process {held.pid} on "):  # a refusal must not rub out the name
-        check_target(tmp_path / "run")
+        Lock(tmp_path / "run")
     held.send_signal(signal.SIGKILL)
     held.wait()
     assert os.listdir(tmp_path / "run") == [".lock"]
@@ -133,7 +133,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(
     make: Callable[[Path], Path], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=said) as caught:
-        check_target(make(tmp_path))
+        Lock(make(tmp_path))
     assert caught.value.remedy == "Choose another --out."
     assert len(caught.value.cause) < 600
 
@@ -147,13 +147,13 @@ def test_a_folder_of_somebody_else_and_a_full_disk_are_refused(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(UsageError, match="No space left"):
-            check_target(tmp_path / "new")
+            Lock(tmp_path / "new")
     assert os.listdir(tmp_path) == []
     tmp_path.chmod(0o555)
     unprivileged()
     for path in (tmp_path, tmp_path / "new"):
         with pytest.raises(UsageError, match="cannot be written to: Permission denied"):
-            check_target(path)
+            Lock(path)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Made-up results of studies, as typed as real ones: no training, but intervals, p and states are computed."""
+"""Made-up results, as typed as real ones: nothing is trained; intervals, p and states are computed."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,6 @@ from langevin.evaluation.rows import Metric, Row
 from langevin.studies.results import (
     Answer,
     ArmResult,
-    Contrast,
     Key,
     Look,
     PartResult,
@@ -41,11 +41,6 @@ EFFECTS = {
 PUBLISHED = {"claim": "SSMax has a lower loss.", "published": "−0.8 %", "ours": "−0.7 % [−0.9, −0.5]"}
 
 
-def sentence(results: Results, contrast: Contrast) -> str:
-    """Stands in for studies.words, which the page only calls."""
-    return f"{contrast.key.arm} against {contrast.against}, {contrast.key.metric}: {contrast.state}"
-
-
 def study(
     arms: int = 6,
     seeds: int = 8,
@@ -56,11 +51,18 @@ def study(
     grid: bool = False,
     diverged: bool = False,
     claims: bool = False,
-    judge: bool = True,
+    renamed: Mapping[str, str] | None = None,
 ) -> Results:
-    """ended: how many runs of each arm have; judge: whether its contrasts are computed, which takes a while."""
+    """ended: how many runs of each arm have; renamed: arms with other names than their mixers'."""
     names = list(EFFECTS)[:arms]
     made = tuple(_part(part, names, seeds, p, ended, swap, grid, diverged) for p, part in enumerate(parts))
+    for old, new in (renamed or {}).items():
+        made = tuple(
+            replace(
+                part, arms=tuple(replace(arm, name=new) if arm.name == old else arm for arm in part.arms)
+            )
+            for part in made
+        )
     results = Results(
         "Does the choice of attention change what a small story model learns?",
         METRICS,
@@ -81,11 +83,14 @@ def study(
             "splits": {"test": {"sha256": "ab" * 32, "tokens": 99_000}},
         },
     )
-    if judge and results.finished:
+    if results.finished:
         family = [Key(part.name, arm.name, "nll") for part in made for arm in part.arms[1:]]
         results = replace(results, contrasts=contrasts(results, family))
-        answer = "ssmax has a lower test loss than softmax; sima, neighbor and heat(t=0.28) a higher one; two are not told apart."
-        sure = f"{len(family)} contrasts, {seeds} pairs each: adjusted p at most 0.039 where something is said."
+        answer = (
+            "ssmax has a lower test loss than softmax; sima, neighbor and heat(t=0.28) a higher one; "
+            "two are not told apart."
+        )
+        sure = f"{len(family)} contrasts, {seeds} pairs each: adjusted p at most 0.039 where it is said."
         more = (
             "ssmax is lower by 0.021 nats/token (95 % t interval 0.018 to 0.024).",
             "softmax+drift differs by 0.0008 at most, which is not confirmed.",

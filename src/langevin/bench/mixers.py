@@ -12,15 +12,14 @@ import itertools
 import statistics
 import time
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from langevin.environment import can_compile, environment
+from langevin.environment import can_compile, environment, pick_device
 from langevin.errors import UsageError
 from langevin.mixers import Mechanism, attend, build, parse
 
@@ -45,46 +44,23 @@ class Settings:
     warmup: int = 2
 
 
-@dataclass(frozen=True)
-class Measurement:
-    mixer: str
-    length: int
-    batch: int
-    part: str  # "module" or "core"
-    forward_ms: float
-    forward_spread_ms: float  # interquartile range
-    both_ms: float
-    both_spread_ms: float
-    forward_ratio: float  # median over the runs of this / softmax, run by run
-    both_ratio: float
-    peak_mib: float
-    peak_ratio: float
-
-
 def bench_mixers(
     specs: list[str], settings: Settings, progress: Callable[[str], None] = lambda what: None
 ) -> dict[str, Any]:
     """Time and peak memory of every spec at every length, with what they were measured on."""
     _check(settings)
     specs = [BASELINE, *(s for s in (str(parse(s)) for s in specs) if s != BASELINE)]
-    rows: list[Measurement] = []
+    rows: list[dict[str, Any]] = []
     for length in settings.lengths:
         for part in ("module", "core"):
             rows += _compare(specs, length, part, settings, progress)
-    return {
-        "settings": asdict(settings),
-        "machine": environment(settings.device),
-        "rows": [asdict(row) for row in rows],
-    }
+    return {"settings": asdict(settings), "machine": environment(settings.device), "rows": rows}
 
 
 def _compare(
-    specs: list[str],
-    length: int,
-    part: str,
-    settings: Settings,
-    progress: Callable[[str], None],
-) -> list[Measurement]:
+    specs: list[str], length: int, part: str, settings: Settings, progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """A row for each spec; a ratio is the median over the runs of this / softmax, run by run."""
     batch = max(1, settings.tokens // length)
     made = {s: _case(s, part, batch, length, settings) for s in specs}
     cases = {s: case for s, case in made.items() if case is not None}
@@ -101,24 +77,17 @@ def _compare(
         for spec, (forward, both) in cases.items():
             times[spec]["forward"].append(_seconds(forward, settings.device))
             times[spec]["both"].append(_seconds(both, settings.device))
-    base = times[BASELINE]
-    return [
-        Measurement(
-            spec,
-            length,
-            batch,
-            part,
-            statistics.median(t["forward"]) * 1e3,
-            _spread(t["forward"]) * 1e3,
-            statistics.median(t["both"]) * 1e3,
-            _spread(t["both"]) * 1e3,
-            _ratio(t["forward"], base["forward"]),
-            _ratio(t["both"], base["both"]),
-            peaks[spec] / 2**20,
-            peaks[spec] / max(peaks[BASELINE], 1.0),
-        )
-        for spec, t in times.items()
-    ]
+    rows = []
+    for spec, timed in times.items():
+        row: dict[str, Any] = {"mixer": spec, "length": length, "batch": batch, "part": part}
+        for what, seconds in timed.items():
+            row[f"{what}_ms"] = statistics.median(seconds) * 1e3
+            row[f"{what}_spread_ms"] = _spread(seconds) * 1e3
+            row[f"{what}_ratio"] = _ratio(seconds, times[BASELINE][what])
+        row["peak_mib"] = peaks[spec] / 2**20
+        row["peak_ratio"] = peaks[spec] / max(peaks[BASELINE], 1.0)
+        rows.append(row)
+    return rows
 
 
 def _case(
@@ -205,26 +174,13 @@ def peak_memory(function: Callable[[], Any], device: str = "cpu") -> float:
         function()
         torch.cuda.synchronize()
         return float(torch.cuda.max_memory_allocated() - before)
-    with _allocations() as events:
-        function()
-    level = peak = 0
-    for size in events:
-        level += size
-        peak = max(peak, level)
-    return float(peak)
-
-
-@contextmanager
-def _allocations() -> Iterator[list[int]]:
-    """The sizes of allocations (positive) and releases (negative) of CPU memory, in order."""
-    sizes: list[int] = []
     activity = torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[activity], profile_memory=True) as profile:
-        yield sizes
+        function()
     kineto: Any = profile.profiler.kineto_results
-    events = [e for e in kineto.events() if e.name() == "[memory]"]
-    events.sort(key=lambda e: e.start_ns())
-    sizes += [e.nbytes() for e in events]
+    events = [e for e in kineto.events() if e.name() == "[memory]"]  # of releases with negative sizes
+    levels = itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))
+    return float(max(levels, default=0))
 
 
 def _spread(values: list[float]) -> float:
@@ -243,8 +199,7 @@ def _check(settings: Settings) -> None:
         raise UsageError("torch.compile needs gcc or g++, which is not here", "Leave out --compile.")
     if settings.dtype not in DTYPES:
         raise UsageError(f"unknown dtype {settings.dtype!r}", f"Use one of {', '.join(DTYPES)}.")
-    if settings.device.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError("no CUDA device is here", "Use --device cpu.")
+    pick_device(settings.device)
     if settings.width % settings.heads or (settings.width // settings.heads) % 2:
         raise UsageError(
             f"{settings.heads} heads do not divide a width of {settings.width} into even head widths"

@@ -1,4 +1,10 @@
-"""What `langevin check` tries: subjects (what is under test) and properties (what must hold)."""
+"""`langevin check`: does a mixer, or a saved causal model, keep its promises?
+
+    langevin.check("heat(t='adaptive')").passed
+    langevin.check("mine.py:Mixer", against="ssmax(s=0.43)").failures
+
+Subjects are what is under test, properties what must hold.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ import torch
 from langevin.checks.properties import PROPERTIES
 from langevin.checks.report import Broken, NotOffered, Report, Row
 from langevin.checks.subjects import Subject, resolve
-from langevin.errors import UsageError, unknown
+from langevin.errors import one_line, unknown
 from langevin.mixers import Spec
 
 __all__ = ["Report", "Row", "check"]
@@ -58,8 +64,5 @@ def _try(name: str, subject: Subject, progress: Callable[[str], None]) -> Row:
         return Row(name, None, str(reason))
     except Broken as broken:
         return Row(name, False, str(broken) + subject.note)
-    except UsageError as error:
-        return Row(name, False, error.cause)
     except Exception as error:  # whatever a stranger's code raises
-        line = str(error).strip().partition("\n")[0]
-        return Row(name, False, f"{type(error).__name__}: {line}")
+        return Row(name, False, one_line(error))

@@ -26,6 +26,7 @@ from langevin.checks.comparing import (
 from langevin.checks.conditions import CONDITIONS, Condition, as_rows, at, qkv, with_parameters
 from langevin.checks.report import Broken, NotOffered
 from langevin.checks.subjects import HEADS, Subject, Tensors, rms
+from langevin.errors import one_line
 
 Property = Callable[[Subject], str]
 PROPERTIES: dict[str, Property] = {}
@@ -239,8 +240,7 @@ def compiles_without_graph_breaks(subject: Subject) -> str:
                 cause: BaseException = error
                 while cause.__cause__ is not None:  # torch wraps what went wrong
                     cause = cause.__cause__
-                line = str(cause).strip().partition("\n")[0]
-                raise Broken(f"{said}: {type(cause).__name__}: {line}") from error
+                raise Broken(f"{said}: {one_line(cause)}") from error
             for name, y in _output_and_gradient(subject, module, x).items():
                 close(ours[name], y, f"{said}: the compiled {name}", 1e-3)
     return "two shapes without a graph break, forward and backward"

@@ -21,7 +21,7 @@ from langevin import __version__
 from langevin.cli.mixers import Bench, Check, Convert, Doctor, ListNames
 from langevin.cli.runs import Data, Evaluate, Generate, Plot, Train
 from langevin.cli.studies import Compare, Report, Reproduce
-from langevin.errors import UsageError, WorkError, one_line
+from langevin.errors import UsageError, WorkError, one_line, unknown
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "list": ListNames,
@@ -85,8 +85,6 @@ def _parse(arguments: list[str]) -> Any:
         about += "Any command takes --debug, for a traceback."
         return subcommand_cli_from_dict(COMMANDS, prog="langevin", description=about, args=["--help"])
     if name not in COMMANDS:
-        from langevin.errors import unknown
-
         raise unknown("command", name, COMMANDS)
     given = arguments[1:]
     command: Any = COMMANDS[name]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import platform
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,13 +14,57 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from langevin.cli.tables import check_folder, console_for, print_rows, table_of, write_numbers
+from langevin.cli.tables import check_folder, console_for, print_pairs, print_rows, table_of, write_numbers
 from langevin.environment import without_bars
 from langevin.errors import UsageError
 from langevin.settings import TrainConfig, check_count
 
 # What `bench` measures of a mixer when no spec is named, where that is not the bare name.
 BENCHED = {"heat": ["heat(t=0.28)", "heat(t='adaptive')", "heat(t=0.16, alpha=1.0)"]}
+# What is shown of its rows, by heading.
+SHOWN = {
+    "mixers": (
+        ("mixer", "{mixer}"),
+        ("tokens", "{batch} × {length:,}"),
+        ("forward ms", "{forward_ms:.2f} ±{forward_spread_ms:.2f}"),
+        ("×", "{forward_ratio:.2f}"),
+        ("fwd+bwd ms", "{both_ms:.2f} ±{both_spread_ms:.2f}"),
+        ("×", "{both_ratio:.2f}"),
+        ("MiB", "{peak_mib:.0f}"),
+        ("×", "{peak_ratio:.2f}"),
+    ),
+    "train": (
+        ("mixer", "{mixer}"),
+        ("parameters", "{parameters:,}"),
+        ("tokens/s", "{tokens_per_second:,.0f}"),
+        ("± IQR", "{spread:,.0f}"),
+        ("× softmax", "{ratio:.3f}"),
+        ("loop / bare", "{host_ratio:.3f}"),
+        ("FLOP/s", "{flops:.3g}"),
+        ("of matmul", "{of_matmul:.1%}"),
+    ),
+    "generate": (
+        ("mixer", "{mixer}"),
+        ("texts", "{batch}"),
+        ("ms/token", "{ms_per_token:.3f}"),
+        ("± range", "{spread_ms:.3f}"),
+        ("× softmax", "{ratio:.2f}"),
+        ("bytes kept a text", "{state_bytes:,}"),
+        ("at twice the length", "{state_bytes_at_twice:,}"),
+    ),
+}
+TITLES = {
+    "module": "module: x to x, with projections and rotary positions",
+    "core": "core: q, k, v to mixed values",
+    "train": "training steps",
+    "generate": "decoding",
+}
+NOTES = {
+    "mixers": "median of {} ± interquartile range; × softmax: median of run-by-run ratios; "
+    "MiB: peak of forward and backward",
+    "train": "medians of {} rounds in turn; of matmul: of a large matrix product in the same run",
+    "generate": "medians of {} rounds in turn",
+}
 
 
 @dataclass(frozen=True)
@@ -40,8 +85,6 @@ class ListNames:
 
 def _listed(kind: str) -> list[dict[str, Any]]:
     if kind == "data":
-        from dataclasses import asdict
-
         from langevin import data
 
         return [asdict(row) for row in data.names()]
@@ -49,22 +92,16 @@ def _listed(kind: str) -> list[dict[str, Any]]:
         from langevin.studies import recipe
 
         return [dict(row) for row in recipe.described()]
-    if kind == "tasks":
-        from langevin.tasks import TASKS
-
-        return TASKS.described()
-    if kind == "objectives":
-        from langevin.objectives import OBJECTIVES
-
-        return OBJECTIVES.described()
+    if kind in ("tasks", "objectives", "wrappers"):
+        package = import_module(f"langevin.{'mixers' if kind == 'wrappers' else kind}")
+        rows: list[dict[str, Any]] = getattr(package, kind.upper()).described()
+        return rows
     from langevin import mixers
     from langevin.registry import make, written
 
     if kind == "aliases":
         known = mixers.MIXERS.aliases.items()
         return [{"name": a, "means": written(make(mixers.MIXERS[n], v))} for a, (n, v) in known]
-    if kind == "wrappers":
-        return mixers.WRAPPERS.described()
     order = mixers.names()
     return sorted(mixers.MIXERS.described(), key=lambda row: order.index(row["name"]))
 
@@ -91,7 +128,7 @@ class Check:
     """Print JSON."""
 
     def __call__(self) -> int:
-        from langevin.check import check
+        from langevin.checks import check
         from langevin.mixers import examples
 
         console = console_for(stderr=True)
@@ -202,128 +239,55 @@ class Bench:
             check_count("length", length)
         check_folder(self.json)
         measure = {"mixers": self._mixers, "train": self._train, "generate": self._generate}
-        write_numbers(measure[self.what](), self.json)
+        with console_for(stderr=True).status("measuring") as status:
+            result = measure[self.what](status.update)
+        columns = SHOWN[self.what]
+        for part in dict.fromkeys(row.get("part", self.what) for row in result["rows"]):
+            table = table_of(TITLES[part], *(name for name, _ in columns))
+            for row in result["rows"]:
+                if row.get("part", self.what) == part:
+                    table.add_row(*(form.format(**row) for _, form in columns))
+            console_for().print(table)
+        machine = f"{result['machine']['device']}, torch {result['machine']['torch']}"
+        console_for().print(f"{machine}; {NOTES[self.what].format(self.repeats)}", style="dim")
+        write_numbers(result, self.json)
         return 0
 
-    def _mixers(self) -> dict[str, Any]:
+    def _mixers(self, progress: Callable[[str], None]) -> dict[str, Any]:
         from langevin import mixers
         from langevin.bench.mixers import Settings, bench_mixers
 
-        settings = Settings(
-            lengths=self.lengths,
-            width=self.width,
-            heads=self.heads,
-            tokens=self.tokens,
-            causal=not self.bidirectional,
-            device=self.device,
-            dtype=self.dtype,
-            compile=self.compile,
-            repeats=self.repeats,
-        )
+        own = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
         specs = list(self.specs) or [v for n in mixers.names() for v in BENCHED.get(n, [n])]
-        with console_for(stderr=True).status("measuring") as status:
-            result = bench_mixers(specs, settings, progress=status.update)
-        for part, about in (
-            ("module", "x to x, with projections and rotary positions"),
-            ("core", "q, k, v to mixed values"),
-        ):
-            _print_bench(part, about, [row for row in result["rows"] if row["part"] == part])
-        console_for().print(
-            f"{result['machine']['device']}, {settings.dtype}, torch {result['machine']['torch']}; "
-            f"median of {settings.repeats} ± interquartile range; × softmax: median of run-by-run ratios; "
-            "MiB: peak of forward and backward",
-            style="dim",
+        return bench_mixers(specs, Settings(**own, causal=not self.bidirectional), progress)
+
+    def _train(self, progress: Callable[[str], None]) -> dict[str, Any]:
+        from langevin import mixers
+        from langevin.bench.training import bench_training
+
+        specs = list(self.specs) or mixers.names()
+        return bench_training(
+            specs, self._settings(), vocab=self.vocab, rounds=self.repeats, progress=progress
         )
-        return result
+
+    def _generate(self, progress: Callable[[str], None]) -> dict[str, Any]:
+        from langevin import mixers
+        from langevin.bench.decoding import bench_decoding
+
+        return bench_decoding(
+            list(self.specs) or mixers.names(),
+            self._settings(),
+            vocab=self.vocab,
+            batches=tuple(dict.fromkeys((1, self.batch))),
+            dtype=self.dtype,
+            rounds=self.repeats,
+            progress=progress,
+        )
 
     def _settings(self) -> TrainConfig:
         shared = [name for name in vars(self) if name in TrainConfig.__dataclass_fields__]
         shared = [name for name in shared if name not in ("tokens", "compile")]  # they are of mixers
         return TrainConfig(**{name: getattr(self, name) for name in shared})
-
-    def _generate(self) -> dict[str, Any]:
-        from langevin import mixers
-        from langevin.bench.decoding import bench_decoding
-
-        with console_for(stderr=True).status("measuring") as status:
-            result = bench_decoding(
-                list(self.specs) or mixers.names(),
-                self._settings(),
-                vocab=self.vocab,
-                batches=tuple(dict.fromkeys((1, self.batch))),
-                dtype=self.dtype,
-                rounds=self.repeats,
-                progress=status.update,
-            )
-        columns = ("texts", "ms/token", "± range", "× softmax", "bytes kept a text", "at twice the length")
-        table = table_of("decoding", "mixer", *columns)
-        for row in result["rows"]:
-            table.add_row(
-                row["mixer"],
-                str(row["batch"]),
-                f"{row['ms_per_token']:.3f}",
-                f"{row['spread_ms']:.3f}",
-                f"{row['ratio']:.2f}",
-                *(f"{size:,}" for size in row["state_bytes"].values()),
-            )
-        console_for().print(table)
-        return result
-
-    def _train(self) -> dict[str, Any]:
-        from langevin import mixers
-        from langevin.bench.training import bench_training
-
-        config = self._settings()
-        specs = list(self.specs) or mixers.names()
-        with console_for(stderr=True).status("measuring") as status:
-            result = bench_training(
-                specs, config, vocab=self.vocab, rounds=self.repeats, progress=status.update
-            )
-        columns = ("parameters", "tokens/s", "± IQR", "× softmax", "loop / bare", "TFLOP/s", "of matmul")
-        table = table_of("training steps", "mixer", *columns)
-        for row in result["rows"]:
-            table.add_row(
-                row["mixer"],
-                f"{row['parameters']:,}",
-                f"{row['tokens_per_second']:,.0f}",
-                f"{row['spread']:,.0f}",
-                f"{row['ratio']:.3f}",
-                f"{row['host_ratio']:.3f}",
-                f"{row['flops'] / 1e12:.3g}",
-                f"{row['of_matmul']:.1%}",
-            )
-        console_for().print(table)
-        about = (
-            f"{result['machine']['device']}, torch {result['machine']['torch']}; a large matrix product: "
-        )
-        about += f"{result['matmul FLOP/s'] / 1e12:.3g} TFLOP/s; medians of {self.repeats} rounds in turn"
-        console_for().print(about, style="dim")
-        return result
-
-
-def _print_bench(part: str, about: str, rows: list[dict[str, Any]]) -> None:
-    columns = ("forward ms", "×", "fwd+bwd ms", "×", "MiB", "×")
-    table = table_of(f"{part}: {about}", "mixer", *columns)
-    table.padding = (0, 1, 0, 0)
-    length = None
-    for row in rows:
-        if length != row["length"]:
-            length = row["length"]
-            table.add_row(f"[bold]{length:,} tokens[/] × {row['batch']}")
-        table.add_row(
-            row["mixer"],
-            _with_spread(row["forward_ms"], row["forward_spread_ms"]),
-            f"{row['forward_ratio']:.2f}",
-            _with_spread(row["both_ms"], row["both_spread_ms"]),
-            f"{row['both_ratio']:.2f}",
-            f"{row['peak_mib']:.0f}",
-            f"{row['peak_ratio']:.2f}",
-        )
-    console_for().print(table)
-
-
-def _with_spread(median: float, spread: float) -> str:
-    return f"{median:.2f} ±{100 * spread / median:.0f}%"
 
 
 @dataclass(frozen=True)
@@ -373,23 +337,14 @@ class Doctor:
 
     def __call__(self) -> int:
         import torch
-        import transformers
 
-        from langevin import __version__
-        from langevin.environment import can_compile
+        from langevin.environment import can_compile, environment
 
-        table = Table("what", "found", show_header=False)
-        table.add_row("langevin", __version__)
-        table.add_row("python", platform.python_version())
-        table.add_row("torch", torch.__version__)
-        table.add_row("transformers", transformers.__version__)
-        table.add_row("CPU threads", str(torch.get_num_threads()))
-        if torch.cuda.is_available():
-            memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-            table.add_row("GPU", f"{torch.cuda.get_device_name()} ({memory:.0f} GiB)")
-        else:
-            table.add_row("GPU", "none that torch sees")
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        table.add_row("compiler", "found" if can_compile(device) else "none: torch.compile cannot be used")
-        console_for().print(table)
+        found: dict[str, Any] = {**environment(device), "GPU": "none that torch sees"}
+        if device == "cuda":
+            memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+            found["GPU"] = f"{torch.cuda.get_device_name()} ({memory:.0f} GiB)"
+        found["compiler"] = "found" if can_compile(device) else "none: torch.compile cannot be used"
+        print_pairs(found)
         return Check(("softmax",), only=("no future leak", "gradients"))()

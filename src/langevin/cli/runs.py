@@ -341,23 +341,18 @@ class Plot:
     head: int = 0
 
     def __call__(self) -> int:
-        from langevin import figures
-        from langevin.runs import load
-
         if not self.runs:
             raise UsageError("no run folder came", "Give one or more folders made by langevin train.")
         if self.text is not None and not self.text.strip():
             raise UsageError("--text is empty", "Give a text for the model to read, or leave it out.")
+        from langevin import figures
+        from langevin.cli import pictures
+        from langevin.runs import load
+
         runs = [load(path) for path in self.runs]
         out = self.out or runs[0].path / "figures" / f"{self.what}.png"
-        if self.what == "attention":
-            figure = figures.attention(runs, self.text, self.layer, self.head)
-        elif self.what == "curves":
-            figure = figures.curves(runs)
-        elif self.what == "reliability":
-            figure = figures.reliability(runs, self.split)
-        else:
-            figure = figures.times(runs, self.split)
-        figures.save(figure, out)
+        draw = getattr(pictures, self.what)
+        own = {"attention": (self.text, self.layer, self.head), "curves": ()}.get(self.what, (self.split,))
+        figures.save(draw(runs, *own), out)
         print(out)
         return 0

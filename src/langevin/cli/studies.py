@@ -115,7 +115,7 @@ class Compare(WithSettings):
 
         def work() -> Any:
             command = shlex.join(["langevin", *sys.argv[1:]])
-            options = {"workers": self.workers, "on": self.on, "quiet": self.quiet}
+            options: Any = {"workers": self.workers, "on": self.on, "quiet": self.quiet}
             return compare(plan, folder, **options, command=command)
 
         return _made(work, folder, self.open)

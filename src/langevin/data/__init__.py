@@ -7,40 +7,27 @@ corpus.batch("train", step, seed=0, batch=32, context=256)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from langevin.data.corpus import Corpus, same_data
-from langevin.data.folders import cache_root
+from langevin.data.shards import tokenised
 from langevin.data.sources import GENERATED, NAMED, find
-from langevin.data.tokens import tokenised
 
 __all__ = ["Corpus", "Listed", "names", "prepare", "same_data"]
 
 
-def prepare(
-    name: str,
-    tokenizer: str | None = None,
-    *,
-    cache: str | Path | None = None,
-    verify: bool = True,
-    progress: bool = True,
-    **settings: Any,
-) -> Corpus:
-    """Tokenise a text, or open what was tokenised before.
+def prepare(name: str, tokenizer: str | None = None, *, progress: bool = True, **settings: Any) -> Corpus:
+    """Tokenise a text into `$LANGEVIN_CACHE` (or ~/.cache/langevin), or open what was tokenised before.
 
     name: a name from `names()`, a text or table file (CSV, TSV, JSONL), or a folder of them.
     tokenizer: `bytes`, `chars`, `bpe-N`, a tokenizer's folder or its name on the Hugging Face Hub; None for
         the usual one of the source.
-    cache: where to keep it; None for `$LANGEVIN_CACHE`, or ~/.cache/langevin.
-    verify: compare the sha256 of what was prepared before, not only its size.
     progress: show a progress bar on a terminal.
     settings: of the source: `stories` takes seed, train, valid and test (numbers of stories), a local text
         takes valid and test (fractions) and, in a table, text_column.
     """
     source = find(name, settings)
-    root = cache_root() if cache is None else Path(cache)
-    return tokenised(source, source.tokenizer if tokenizer is None else tokenizer, root, verify, progress)
+    return tokenised(source, source.tokenizer if tokenizer is None else tokenizer, progress)
 
 
 @dataclass(frozen=True)
@@ -50,12 +37,9 @@ class Listed:
     name: str
     kind: str
     about: str
-    tokenizer: str
-    """The usual one."""
-    here: bool
-    """Whether it can be prepared without network."""
-    bytes: int | None
-    """Of its files, when they are here."""
+    tokenizer: str  # the usual one
+    here: bool  # whether it can be prepared without network
+    bytes: int | None  # of its files, when they are here
 
 
 def names() -> list[Listed]:

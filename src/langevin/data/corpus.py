@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,8 +18,6 @@ from langevin.errors import unknown
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast
-
-A = TypeVar("A", np.ndarray, "torch.Tensor")
 
 BLOCK = 1 << 24
 """Tokens that are brought to a device at once."""
@@ -44,11 +42,6 @@ class Corpus:
     @property
     def vocab_size(self) -> int:
         return int(self.manifest["tokenizer"]["vocab_size"])
-
-    @property
-    def eos(self) -> int:
-        """The id of the tokenizer's end-of-text token."""
-        return int(self.manifest["tokenizer"]["eos"])
 
     @property
     def separator(self) -> int:
@@ -98,17 +91,6 @@ class Corpus:
         known = self.manifest.get("true_entropy")
         return None if known is None else float(known[split]["nats_per_token"])
 
-    def windows(
-        self, split: str, step: int, *, seed: int, batch: int, context: int, first: int | None = None
-    ) -> np.ndarray:
-        """Where the windows of a training step start: int64 (batch,). See `order` for the rule.
-
-        A window is the `context + 1` tokens from its start, round the circle. `first` makes the circle of
-        the first so many tokens.
-        """
-        count = len(self.tokens(split)[:first])
-        return order.window_starts(count, step, seed=seed, batch=batch, context=context)
-
     def rows(self, split: str, starts: np.ndarray, length: int, first: int | None = None) -> np.ndarray:
         """The `length` tokens from each start, round the circle, out of the file: int64 (rows, length)."""
         tokens = self.tokens(split)[:first]
@@ -116,7 +98,8 @@ class Corpus:
 
     def batch(self, split: str, step: int, *, seed: int, batch: int, context: int) -> np.ndarray:
         """The tokens of a training batch: int64 (batch, context + 1), a pure function of (seed, step)."""
-        starts = self.windows(split, step, seed=seed, batch=batch, context=context)
+        count = len(self.tokens(split))
+        starts = order.window_starts(count, step, seed=seed, batch=batch, context=context)
         return self.rows(split, starts, context + 1)
 
     def device_tokens(
@@ -132,26 +115,15 @@ class Corpus:
             whole[at : at + BLOCK] = part.to(device)
         return whole
 
-    def document_ids(self, tokens: A) -> A:
-        """Which document each token of a window belongs to: the number of separators up to it.
-
-        A separator is the first token of its document. Takes and gives numpy arrays or torch tensors
-        (..., length); so do the next two.
-        """
-        return (tokens == self.separator).cumsum(-1)
-
-    def position_ids(self, tokens: A) -> A:
-        """How far each token is from its document's separator, or from the start of the window."""
-        starts = tokens == self.separator
-        if isinstance(tokens, np.ndarray):
-            place = np.arange(tokens.shape[-1])
-            return place - np.maximum.accumulate(np.where(starts, place, 0), -1)
+    def position_ids(self, tokens: torch.Tensor) -> torch.Tensor:
+        """How far each token of windows (..., length) is from its document's separator, or from the start
+        of the window."""
         import torch
 
         places = torch.arange(tokens.shape[-1], device=tokens.device)
-        return places - torch.where(starts, places, 0).cummax(-1).values
+        return places - torch.where(tokens == self.separator, places, 0).cummax(-1).values
 
-    def scored(self, targets: A) -> A | None:
+    def scored(self, targets: torch.Tensor) -> torch.Tensor | None:
         """Which targets count; None for all. A bos is not asked for: what follows a text is not its own."""
         return targets != self.separator if self.begins_with_bos else None
 

@@ -1,20 +1,38 @@
-"""Texts from the Hugging Face Hub, through `datasets`, written once as the files we read."""
+"""Where data are looked for and kept: folders of this machine, and the Hugging Face Hub.
+
+Texts from the Hub come through `datasets` and are written once, as the files we read.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from filelock import FileLock
+
 from langevin.data.texts import SEPARATOR
-from langevin.errors import UsageError
+from langevin.errors import UsageError, one_line
+from langevin.runs.files import write_folder
+
+
+def data_root() -> Path | None:
+    """`$LANGEVIN_DATA`, a folder with one folder a set; None when not set."""
+    path = os.environ.get("LANGEVIN_DATA")
+    return Path(path).expanduser() if path else None
+
+
+def cache_root() -> Path:
+    """`$LANGEVIN_CACHE`, or ~/.cache/langevin."""
+    path = os.environ.get("LANGEVIN_CACHE")
+    return Path(path).expanduser() if path else Path.home() / ".cache" / "langevin"
 
 
 @dataclass(frozen=True)
@@ -30,31 +48,6 @@ class HubTexts:
     """Rows are documents, ended by a separator line; else rows are joined as they are."""
     blank: str = ""
     """What an empty row stood for in the original file."""
-
-    def fetch(self, folder: Path) -> None:
-        """Write the files into the folder, all or none."""
-        load_dataset = import_module("datasets").load_dataset
-
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            for name, splits in self.files.items():
-                with open(building / name, "w", encoding="utf-8", newline="") as file:
-                    for split in splits:
-                        rows: Iterable[dict[str, str]] = load_dataset(
-                            self.repository, self.config, split=split, revision=self.revision
-                        )
-                        for row in rows:
-                            text = row["text"] or self.blank
-                            file.write(f"{text.strip()}\n{SEPARATOR}\n" if self.documents else text)
-            building.chmod(0o755)
-            try:
-                building.rename(folder)
-            except OSError:
-                if not folder.is_dir():  # else another process was first
-                    raise
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
 
 
 def has_datasets() -> bool:
@@ -74,25 +67,45 @@ def reachable() -> bool:
     return True
 
 
-def fetch(name: str, texts: HubTexts, folder: Path, looked_for: str) -> None:
+def fetch(name: str, texts: HubTexts | None, folder: Path, looked_for: str) -> None:
     """Fetch a set into a folder, or say what was looked for and how to get it."""
     here = "set LANGEVIN_DATA to a folder that has it"
+    missing = f"{name} is not here: looked for {looked_for}"
+    if texts is None:
+        raise UsageError(missing, f"It is not on the Hugging Face Hub: {here}.")
     if not has_datasets():
         raise UsageError(
-            f"{name} is not here: looked for {looked_for}",
-            f"Run pip install 'langevin[data]' to fetch it from the Hugging Face Hub, or {here}.",
+            missing, f"Run pip install 'langevin[data]' to fetch it from the Hugging Face Hub, or {here}."
         )
     if not reachable():
         raise UsageError(
-            f"{name} is not here: looked for {looked_for}, and the Hugging Face Hub cannot be reached",
-            f"Connect to the network, or {here}.",
+            f"{missing}, and the Hugging Face Hub cannot be reached", f"Connect to the network, or {here}."
         )
     try:
-        texts.fetch(folder)
+        _fetch(texts, folder)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
         raise UsageError(
-            f"{name} is not here: looked for {looked_for}, and fetching {texts.repository} from the "
-            f"Hugging Face Hub failed: {reason}",
+            f"{missing}, and fetching {texts.repository} from the Hub failed: {one_line(error)}",
             f"Try again, or {here}.",
         ) from error
+
+
+def _fetch(texts: HubTexts, folder: Path) -> None:
+    """Write the files into the folder, all or none."""
+    load = partial(import_module("datasets").load_dataset, texts.repository, texts.config)
+    parts: dict[str, list[Iterable[dict[str, str]]]] = {
+        name: [load(split=split, revision=texts.revision) for split in splits]
+        for name, splits in texts.files.items()
+    }
+
+    def write(place: Path) -> None:
+        for name, rows in parts.items():
+            with open(place / name, "w", encoding="utf-8", newline="") as file:
+                for row in chain.from_iterable(rows):
+                    text = row["text"] or texts.blank
+                    file.write(f"{text.strip()}\n{SEPARATOR}\n" if texts.documents else text)
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / f".{folder.name}.lock"):
+        if not folder.is_dir():  # else another process was first
+            write_folder(folder, write)

@@ -17,10 +17,7 @@ from langevin.errors import UsageError
 
 SUFFIXES = (".txt", ".text", ".md", *tables.SUFFIXES)
 
-SPLIT_NAMES = {
-    **{split: split for split in SPLITS},
-    **dict.fromkeys(("val", "validation", "dev"), "valid"),
-}
+SPLIT_NAMES = {**{split: split for split in SPLITS}, "val": "valid", "validation": "valid", "dev": "valid"}
 SPLIT_NAME = re.compile(rf"(?<![^/._-])({'|'.join(SPLIT_NAMES)})(?![a-z])", re.IGNORECASE)
 
 

@@ -1,8 +1,10 @@
-"""Write a source as flat files of token ids, with the tokenizer and a manifest that says what they are.
+"""A source as flat files of token ids, made once into a cache folder that is whole or not there.
 
-train.bin valid.bin test.bin   token ids; a document is `text eos`, or `bos text` where the tokenizer
-                               itself puts a beginning-of-text token before texts
-valid.sizes test.sizes         the characters and bytes that each token adds to the text (uint16 pairs)
+CACHE/tokens/NAME-TOKENIZER-KEY/     KEY is a hash of all that the tokens depend on
+    train.bin valid.bin test.bin     token ids; a document is `text eos`, or `bos text` where the tokenizer
+                                     itself puts a beginning-of-text token before texts
+    valid.sizes test.sizes           the characters and bytes that each token adds to the text (uint16)
+    tokenizer/ manifest.json
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -17,16 +21,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from langevin.data import tokenizers
+from langevin.data.corpus import Corpus
+from langevin.data.hub import cache_root
 from langevin.data.sources import Source, fingerprint
 from langevin.data.texts import SEPARATOR, SPLITS, Texts
 from langevin.errors import UsageError
+from langevin.runs.files import changed, read_json, write_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+FORMAT = 2
+"""Changes whenever the same recipe would give other files."""
 
 SMALL = 1 << 16
 """Up to so many tokens, two bytes hold one."""
@@ -39,6 +50,68 @@ NOTHING = np.zeros((1, 2), "<u2")
 
 LOOKED_AT = 1 << 20
 """Among so many tokens of train a text without documents finds what it can begin after."""
+
+
+def tokenised(source: Source, tokenizer: str, progress: bool) -> Corpus:
+    """The corpus of a source and a tokenizer: from the cache where it is whole, else built."""
+    loaded = None if tokenizers.is_made_here(tokenizer) else tokenizers.load(tokenizer)
+    recipe = {
+        "format": FORMAT,
+        "source": {"name": source.name, **source.identity},
+        "tokenizer": {"name": tokenizer}
+        if loaded is None
+        else {"name": Path(tokenizer).name, "sha256": tokenizers.fingerprint(loaded)},
+    }
+    key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
+    label = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{source.name}-{Path(tokenizer).name}").strip(".-")
+    folder = cache_root() / "tokens" / f"{label}-{key}"
+    if damage(folder) is None:
+        return _opened(folder, source)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / f".{folder.name}.lock"):
+        if folder.exists():
+            if (found := damage(folder)) is None:
+                return _opened(folder, source)
+            warnings.warn(f"{found}: preparing {source.name} again", stacklevel=3)
+        write_folder(folder, lambda place: build(place, source, tokenizer, loaded, recipe, progress))
+    return _opened(folder, source)
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a prepared folder, by the name of the file; None when it is whole."""
+    try:
+        manifest = read_json(folder / "manifest.json", {"files": {str: {"bytes": int, "sha256": str}}})
+    except UsageError as error:
+        return error.cause
+    for name, facts in manifest["files"].items():
+        problem = changed(folder / name, facts["bytes"], facts["sha256"])
+        if problem is not None:
+            return f"{folder / name} {problem}"
+    return None
+
+
+def _opened(folder: Path, source: Source) -> Corpus:
+    """The corpus; what one should know of the data before believing its numbers is told each time."""
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    if source.path is not None:
+        manifest["path"] = str(source.path)
+    for split, facts in manifest["splits"].items():
+        if count := facts["unknown_characters"]:
+            warnings.warn(
+                f"{split} has {count:,} characters that train does not have: each is {tokenizers.UNKNOWN}, "
+                "which is easier to predict than the character",
+                stacklevel=4,
+            )
+    again = {
+        split: count for split, count in manifest.get("repeated", {}).items() if split != "train" and count
+    }
+    if again:
+        counts = " and ".join(
+            f"{count:,} of {manifest['splits'][split]['documents']:,} {split} documents"
+            for split, count in again.items()
+        )
+        warnings.warn(f"{counts} stand word for word in train, too", stacklevel=4)
+    return Corpus(folder, manifest)
 
 
 def build(
@@ -54,13 +127,16 @@ def build(
         task = bar.add_task(f"reading {source.name}", total=None)
         texts = source.read()
         bar.update(task, description=f"making the tokenizer {name}")
-        made = _tokenizer(name, loaded, texts)
-        made.tokenizer.save_pretrained(folder / "tokenizer")
-        size = tokenizers.vocabulary(made.tokenizer)
+        train, others = (
+            (text for split in some for text, _ in texts.pieces(split)) for some in (SPLITS[:1], SPLITS[1:])
+        )
+        tokenizer = tokenizers.make(name, train, others) if loaded is None else loaded
+        tokenizer.save_pretrained(folder / "tokenizer")
+        size = tokenizers.vocabulary(tokenizer)
         dtype = np.dtype("<u2" if size <= SMALL else "<u4")
         total = sum(file["bytes"] for file in source.identity.get("files", {}).values())
         bar.update(task, description=f"tokenising {source.name}", total=total or None)
-        shards = {split: Shard(split, texts, made, dtype) for split in SPLITS}
+        shards = {split: Shard(split, texts, tokenizer, name, dtype) for split in SPLITS}
         for split, shard in shards.items():
             shard.write(folder, partial(bar.advance, task))
             if not shard.tokens:
@@ -73,8 +149,8 @@ def build(
         "separator": shards["train"].separator,
         "start": _start(folder, texts, shards["train"]),
         "dtype": dtype.str,
-        "tokenizer": {"name": name, "vocab_size": size, "eos": made.tokenizer.eos_token_id},
-        "tokenizer_sha256": tokenizers.fingerprint(made.tokenizer),
+        "tokenizer": {"name": name, "vocab_size": size, "eos": tokenizer.eos_token_id},
+        "tokenizer_sha256": tokenizers.fingerprint(tokenizer),
         "splits": {split: shard.facts() for split, shard in shards.items()},
         **_true_entropy(texts, shards),
         **_repeated(texts, shards),
@@ -87,22 +163,18 @@ def build(
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
-def _tokenizer(name: str, loaded: PreTrainedTokenizerFast | None, texts: Texts) -> tokenizers.Made:
-    if loaded is not None:
-        return tokenizers.Made(loaded, tokenizers.encoder(loaded))
-    others = (text for split in SPLITS[1:] for text, _ in texts.pieces(split))
-    return tokenizers.make(name, (text for text, _ in texts.pieces("train")), others)
-
-
 class Shard:
     """One split on its way to the disk, and what is counted on the way."""
 
-    def __init__(self, split: str, texts: Texts, made: tokenizers.Made, dtype: np.dtype) -> None:
-        self.split, self.texts, self.made, self.dtype = split, texts, made, dtype
-        first = tokenizers.first_token(made.tokenizer)
-        self.separator: int = made.tokenizer.eos_token_id if first is None else first
+    def __init__(
+        self, split: str, texts: Texts, tokenizer: PreTrainedTokenizerFast, name: str, dtype: np.dtype
+    ) -> None:
+        self.split, self.texts, self.dtype = split, texts, dtype
+        self.encode = tokenizers.encoder(tokenizer, name)
+        first = tokenizers.first_token(tokenizer)
+        self.separator: int = tokenizer.eos_token_id if first is None else first
         self.layout = "text" if not texts.documents else "text eos" if first is None else "bos text"
-        self.unknown = made.tokenizer.convert_tokens_to_ids(tokenizers.UNKNOWN) if made.has_unknown else -1
+        self.unknown = tokenizer.unk_token_id if tokenizer.unk_token == tokenizers.UNKNOWN else -1
         self.tokens = self.characters = self.bytes = self.unknowns = 0
         self.text_sha256 = hashlib.sha256()
         self.hashes = array("Q")
@@ -116,7 +188,7 @@ class Shard:
         with open(folder / f"{self.split}.bin", "wb") as tokens, open(sizes_path, "wb") as sizes:
             for batch in _batches(self.texts.pieces(self.split)):
                 rows: list[tuple[np.ndarray, np.ndarray]] = []
-                encoded = self.made.encode([text for text, _ in batch], sized)
+                encoded = self.encode([text for text, _ in batch], sized)
                 for (text, ends), (ids, places) in zip(batch, encoded, strict=True):
                     rows += separator * (begins and self.layout == "bos text")
                     rows.append((ids, NOTHING if places is None else _sizes(text, places)))
@@ -178,7 +250,7 @@ def _start(folder: Path, texts: Texts, train: Shard) -> list[int]:
     if texts.documents:
         return [train.separator]
     seen = np.fromfile(folder / "train.bin", train.dtype, LOOKED_AT)
-    for ids, _ in train.made.encode(["\n", " "], False):
+    for ids, _ in train.encode(["\n", " "], False):
         if np.isin(ids, seen).all() and len(ids):
             return [int(token) for token in ids]
     return [int(seen[0])]

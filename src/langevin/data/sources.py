@@ -6,7 +6,6 @@ Face Hub. Anything else must be a text or table file, or a folder of them.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,12 +15,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from langevin.data.folders import cache_root, data_root
-from langevin.data.generated import Stories
-from langevin.data.hub import HubTexts, fetch
+from langevin.data.hub import HubTexts, cache_root, data_root, fetch
 from langevin.data.local import LocalText
+from langevin.data.synthetic.stories import Stories
 from langevin.data.texts import SPLITS, Stream, Texts, documents_of, read_text, split_between
 from langevin.errors import UsageError, unknown
+from langevin.runs.files import sha256
 
 
 @dataclass(frozen=True)
@@ -76,24 +75,14 @@ class NamedText:
         looked_for = str((root or Path("$LANGEVIN_DATA")) / name / self.files[0])
         if root is None:
             looked_for += " (LANGEVIN_DATA is not set)"
-        if self.hub is None:
-            raise UsageError(
-                f"{name} is not here: looked for {looked_for}",
-                f"It is not on the Hugging Face Hub: set LANGEVIN_DATA to a folder that has {name}/.",
-            )
         folder = cache_root() / "sources" / name
         fetch(name, self.hub, folder, looked_for)
         return folder
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror}", "Check the path and its rights."
-        ) from None
+    digest = sha256(path)
+    return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def _one_file_a_split(documents: bool) -> Callable[[Mapping[str, Path]], Texts]:

@@ -10,16 +10,14 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from langevin.data.folders import data_root
-from langevin.data.hub import reachable
+from langevin.data.hub import data_root, reachable
 from langevin.data.texts import SEPARATOR
-from langevin.errors import UsageError, unknown
+from langevin.errors import UsageError, one_line, unknown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -35,15 +33,6 @@ LARGEST_BPE = 1_000_000  # several times the largest vocabularies in use
 
 Encode = Callable[[list[str], bool], Iterator[tuple[np.ndarray, np.ndarray | None]]]
 """Texts to token ids; and, if asked for, the number of characters up to the end of each token."""
-
-
-@dataclass(frozen=True)
-class Made:
-    """A tokenizer and the fastest way to use it on much text."""
-
-    tokenizer: PreTrainedTokenizerFast
-    encode: Encode
-    has_unknown: bool = False
 
 
 def is_made_here(name: str) -> bool:
@@ -66,17 +55,15 @@ def is_made_here(name: str) -> bool:
     return True
 
 
-def make(name: str, texts: Iterable[str], others: Iterable[str]) -> Made:
+def make(name: str, texts: Iterable[str], others: Iterable[str]) -> PreTrainedTokenizerFast:
     """Make a tokenizer from the training texts. The others only decide whether chars needs `UNKNOWN`."""
     if name == "bytes":
-        return Made(_wrapped(_bytes()), _encode_bytes)
+        return _wrapped(_bytes())
     if name == "chars":
         characters = sorted(_characters(texts))
         has_unknown = not _characters(others) <= set(characters)
-        backend = _chars(characters, has_unknown)
-        return Made(_wrapped(backend, has_unknown), _char_encoder(characters), has_unknown)
-    tokenizer = _wrapped(_bpe(int(name.removeprefix("bpe-")), texts))
-    return Made(tokenizer, encoder(tokenizer))
+        return _wrapped(_chars(characters, has_unknown), has_unknown)
+    return _wrapped(_bpe(int(name.removeprefix("bpe-")), texts))
 
 
 def load(name: str) -> PreTrainedTokenizerFast:
@@ -107,9 +94,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         saved = Tokenizer.from_file(str(file))
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the libraries raise whatever the damage leads to
-        reason = (str(error) or type(error).__name__).partition("\n")[0]
         raise UsageError(
-            f"the tokenizer in {folder} cannot be loaded: {reason}",
+            f"the tokenizer in {folder} cannot be loaded: {one_line(error)}",
             "Save it there again: tokenizer.json and tokenizer_config.json, without code of its own.",
         ) from None
     if tokenizer.eos_token is not None and saved.token_to_id(tokenizer.eos_token) is None:
@@ -209,8 +195,13 @@ def _unseen(tokenizer: PreTrainedTokenizerFast, text: str) -> UsageError:
     )
 
 
-def encoder(tokenizer: PreTrainedTokenizerFast) -> Encode:
-    """Encode with the tokenizer itself, without special tokens: what looks like one in a text is text."""
+def encoder(tokenizer: PreTrainedTokenizerFast, name: str = "") -> Encode:
+    """The fastest way to encode much text, without special tokens: what looks like one in a text is text.
+    `bytes` and `chars` need no more than a table."""
+    if name == "bytes":
+        return _encode_bytes
+    if name == "chars":
+        return _char_encoder(tokenizer)
     backend = tokenizer.backend_tokenizer
 
     def run(texts: list[str], places: bool) -> list[Any]:
@@ -252,25 +243,14 @@ def _wrapped(backend: Tokenizer, has_unknown: bool = False) -> PreTrainedTokeniz
 def _bytes() -> Tokenizer:
     """Token b is byte b; 256 is the end of text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    tokenizer = Tokenizer(
-        models.BPE(vocab={sign: byte for byte, sign in enumerate(_byte_signs())}, merges=[])
-    )
+    vocabulary = {sign: byte for byte, sign in bytes_to_unicode().items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([SEPARATOR])
     return tokenizer
-
-
-def _byte_signs() -> list[str]:
-    """The printable character that stands for each byte in byte-level BPE: itself, or one from 256 on."""
-    printable = {
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    }
-    others = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def _encode_bytes(texts: list[str], places: bool) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
@@ -301,7 +281,8 @@ def _chars(characters: list[str], has_unknown: bool) -> Tokenizer:
     return tokenizer
 
 
-def _char_encoder(characters: list[str]) -> Encode:
+def _char_encoder(tokenizer: PreTrainedTokenizerFast) -> Encode:
+    characters = sorted(token for token in tokenizer.get_vocab() if len(token) == 1)
     points = np.array([ord(character) for character in characters], np.uint32)
     table = np.full(0x110000, len(characters) + 1, np.uint32)  # UNKNOWN comes after the end of text
     table[points] = np.arange(len(points), dtype=np.uint32)
@@ -324,7 +305,7 @@ def _bpe(size: int, texts: Iterable[str]) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[SEPARATOR],
-        initial_alphabet=_byte_signs(),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)

@@ -17,15 +17,13 @@ All are means over queries that see and weigh something; radii also have medians
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from langevin.errors import UsageError, WorkError
 from langevin.mixers.neighbor import NeighborMixer
-from langevin.mixers.scalars import Wrappers
 from langevin.models.attention import QKV
 
 SHARES = (0.5, 0.9, 0.95, 0.99)
@@ -57,9 +55,6 @@ class Head:
     negative: float  # mean share of negative weights in Σ_j |w_ij|
     rescaled: bool  # whether |w| / Σ|w| differs from w
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def attention_statistics(weights_BHQK: Tensor, visible: Tensor) -> list[Head]:
     """The statistics of every head; visible is True where a query may see a key, as View.mask gives it:
@@ -84,7 +79,9 @@ def _head(head: int, w_BQK: Tensor, seen_BQK: Tensor) -> Head:
             f"head {head} gives weight to keys that its queries cannot see",
             "The mask is not the one these weights were computed with.",
         )
-    distance_QK = _distance(w_BQK.shape[1], w_BQK.shape[2], w_BQK.device)
+    _, Q, K = w_BQK.shape
+    place = torch.arange(K, device=w_BQK.device)
+    distance_QK = (place[K - Q :, None] - place).abs()
     total_BQ = w_BQK.abs().sum(-1)
     alive_BQ = total_BQ > 0
     if not bool(alive_BQ.any()):
@@ -125,12 +122,6 @@ def _radius(within_ND: Tensor, share: float) -> Radius:
     return Radius(share, float(radius.mean()), float(radius.quantile(0.5)))
 
 
-def _distance(queries: int, keys: int, device: torch.device) -> Tensor:
-    """|i - j| of the last queries and all keys, (Q, K)."""
-    here = torch.arange(keys - queries, keys, device=device)
-    return (here[:, None] - torch.arange(keys, device=device)).abs()
-
-
 @dataclass(frozen=True)
 class LearnedScalar:
     """One learned number, in the terms of its mixer's formula."""
@@ -141,9 +132,6 @@ class LearnedScalar:
     value: float
     channel: int | None = None  # where a head has one for each channel (or, in adapt, for each feature)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def learned_scalars(model: nn.Module) -> list[LearnedScalar]:
     """The learned times, s, biases and drifts of every mixer in a model, by layer and head."""
@@ -151,28 +139,13 @@ def learned_scalars(model: nn.Module) -> list[LearnedScalar]:
     mixers = [m for m in model.modules() if isinstance(m, QKV | NeighborMixer)]
     for mixer in mixers:
         layer = mixer.geometry.layer
-        terms = mixer.learned() if isinstance(mixer, QKV) else {}
-        for name, values in [*terms.items(), *_wrapper_terms(mixer.wrappers)]:
-            rows += _by_head(layer, name, values.detach().double().cpu())
+        terms = list(mixer.learned().items()) if isinstance(mixer, QKV) else []
+        for config, scalars in zip(mixer.wrappers.configs, mixer.wrappers.scalars, strict=True):
+            terms += [(f"{config.name}.{name}", x) for name, x in config.learned(scalars()).items()]
+        for name, values in terms:  # (H,), (H, 1) or (H, channels)
+            rows += [
+                LearnedScalar(layer, h, name, value, channel if len(channels) > 1 else None)
+                for h, channels in enumerate(values.detach().double().reshape(len(values), -1).tolist())
+                for channel, value in enumerate(channels)
+            ]
     return rows
-
-
-def _wrapper_terms(wrappers: Wrappers) -> list[tuple[str, Tensor]]:
-    terms = []
-    for config, scalars in zip(wrappers.configs, wrappers.scalars, strict=True):
-        found = config.learned(scalars())
-        terms += [(f"{config.name}.{name}", value) for name, value in found.items()]
-    return terms
-
-
-def _by_head(layer: int, name: str, values: Tensor) -> list[LearnedScalar]:
-    """Rows of a tensor (H,), (H, 1) or (H, channels)."""
-    if values.ndim > 1 and values.shape[-1] == 1:
-        values = values[..., 0]
-    if values.ndim == 1:
-        return [LearnedScalar(layer, h, name, value) for h, value in enumerate(values.tolist())]
-    return [
-        LearnedScalar(layer, h, name, value, channel)
-        for h, channels in enumerate(values.tolist())
-        for channel, value in enumerate(channels)
-    ]

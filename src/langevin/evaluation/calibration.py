@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,19 +47,6 @@ BINS = 15
 _LAST_NODE = 5  # log2 β: temperatures between 1/32 and 32
 _CLOSE = 5e-4  # in log2 β, 0.035 %
 _LEAST_ENERGY = 1e-30
-
-
-def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> float:
-    """Expected calibration error over bins of equal width."""
-    c, right = _checked(confidence, correct)
-    return float(_plain_error(_binned(c, right, equal_width(bins))))
-
-
-def adaptive_ece(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS, *, l1: bool = False) -> float:
-    """Calibration error over bins of equal mass: the debiased root mean square, or L1 as it is."""
-    c, right = _checked(confidence, correct)
-    sums = _binned(c, right, equal_mass(c, bins))
-    return float(_plain_error(sums)) if l1 else _root(float(_debiased_square(sums)))
 
 
 def equal_width(bins: int = BINS) -> Array:
@@ -142,9 +129,6 @@ class Calibration:
     confidence: Estimate
     overconfidence: Estimate  # mean confidence - accuracy
     reliability: tuple[Bin, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def measure(
@@ -257,12 +241,7 @@ class Temperature:
 
 
 def fit_temperature(
-    model: Callable[[Tensor], Any],
-    windows: Iterable[ar.Windows],
-    *,
-    device: torch.device | str,
-    autocast: torch.dtype | None = None,
-    rows: int | None = None,
+    model: Callable[[Tensor], Any], windows: Iterable[ar.Windows], *, device: torch.device | str
 ) -> Temperature:
     """The T that minimises the mean NLL of softmax(z / T), for validation text; within 0.1 %.
 
@@ -280,7 +259,7 @@ def fit_temperature(
     known: dict[float, tuple[float, float]] = {}  # at log2 β: U and its slope
     nodes, nll, u, tokens, passes = [-0.5, 0.0, 0.5], 0.0, 0.0, 0, 0
     while True:
-        found, _ = sweep(model, windows, _energies(nodes), device=device, autocast=autocast, rows=rows)
+        found, _ = sweep(model, windows, _energies(nodes), device=device)
         nll_now, u_now, *rest = found.mean(-1, dtype=np.float64).tolist()
         known |= dict(zip(nodes, zip(rest[::2], rest[1::2], strict=True), strict=True))
         passes += 1

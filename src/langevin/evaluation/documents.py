@@ -5,7 +5,6 @@ B rows in a batch, L predictions in a row.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,9 +65,6 @@ class Documents:
                     rows.append((document, begin, end, fresh))
                 fresh = end
         return sorted(rows, key=lambda row: row[1] - row[2])
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.rows) / self.batch)
 
     def __iter__(self) -> Iterator[ar.Windows]:
         tokens = self.corpus.tokens(self.split)

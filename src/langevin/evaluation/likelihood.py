@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,16 +62,10 @@ class TokenScores:
 
 
 def score(
-    model: Callable[[Tensor], Any],
-    windows: Iterable[ar.Windows],
-    *,
-    device: torch.device | str,
-    temperature: float = 1.0,
-    autocast: torch.dtype | None = None,
-    rows: int | None = None,
+    model: Callable[[Tensor], Any], windows: Iterable[ar.Windows], *, device: torch.device | str
 ) -> TokenScores:
-    """Score every token the windows mark, with logits divided by `temperature`; see `sweep`."""
-    (scores,) = score_at(model, windows, (temperature,), device=device, autocast=autocast, rows=rows)
+    """Score every token the windows mark; see `sweep`."""
+    (scores,) = score_at(model, windows, (1.0,), device=device)
     return scores
 
 
@@ -81,8 +75,6 @@ def score_at(
     temperatures: tuple[float, ...],
     *,
     device: torch.device | str,
-    autocast: torch.dtype | None = None,
-    rows: int | None = None,
 ) -> tuple[TokenScores, ...]:
     """`score` at several temperatures in one pass over the model."""
     wrong = [t for t in temperatures if not 0 < t < math.inf]
@@ -94,7 +86,7 @@ def score_at(
         rest = [row for t in temperatures for row in _prediction(z, z_y, t)]
         return torch.stack([correct.to(z.dtype), *rest])
 
-    (correct, *rest), unit = sweep(model, windows, statistics, device=device, autocast=autocast, rows=rows)
+    (correct, *rest), unit = sweep(model, windows, statistics, device=device)
     return tuple(
         TokenScores(nll, confidence, correct > 0, entropy, square, unit, t)
         for t, (nll, confidence, entropy, square) in zip(
@@ -123,13 +115,11 @@ def _prediction(z_NV: Tensor, z_y: Tensor, temperature: float) -> tuple[Tensor, 
 
 
 def sweep(
-    model: Callable[[Tensor], Any],
+    model: Callable[..., Any],
     windows: Iterable[ar.Windows],
     statistics: Statistics,
     *,
     device: torch.device | str,
-    autocast: torch.dtype | None = None,
-    rows: int | None = None,
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Statistics of every scored prediction (K, N), and the unit of each (N,).
 
@@ -137,8 +127,7 @@ def sweep(
     a third tensor (B, L) may name the unit (document) of each target, which is else its window. Padding on
     the right is harmless as long as it is not scored. The model is any callable from tokens to logits, or
     a transformers model, already on `device`; modules run in evaluation mode. Logits are widened to
-    float32 and handed over `rows` predictions at a time (default: 64 MiB), so that only the model itself
-    ever holds them all.
+    float32 and handed over 64 MiB at a time, so that only the model itself ever holds them all.
     """
     parts, units, seen = [], [], 0
     with _evaluating(model):
@@ -147,11 +136,14 @@ def sweep(
             _check(targets, scored, named)
             unit = torch.arange(seen, seen + len(tokens))[:, None].expand(scored.shape)
             unit = named[0].cpu() if named else unit
-            logits = _logits(model, inputs.to(device), autocast)
+            options = {"use_cache": False} if isinstance(model, PreTrainedModel) else {}
+            with torch.no_grad():
+                out = model(inputs.to(device), **options)
+            logits: Tensor = getattr(out, "logits", out)
             _check_logits(logits, targets)
             scored_places = scored.to(device).flatten().nonzero()[:, 0]
             y, z = targets.to(device).flatten(), logits.flatten(0, 1)
-            at_once = rows or max(1, _LOGITS_AT_ONCE // z.shape[-1])
+            at_once = max(1, _LOGITS_AT_ONCE // z.shape[-1])
             with torch.no_grad():
                 found = [
                     statistics(z[some].to(wide(z.dtype)), y[some]) for some in scored_places.split(at_once)
@@ -164,15 +156,6 @@ def sweep(
     if not sum(len(u) for u in units):
         raise UsageError("no token is scored", "The text is empty, or the windows mark nothing.")
     return np.concatenate(parts, -1), np.concatenate(units).astype(np.int64)
-
-
-@torch.no_grad()
-def _logits(model: Callable[..., Any], inputs: Tensor, autocast: torch.dtype | None) -> Tensor:
-    options = {"use_cache": False} if isinstance(model, PreTrainedModel) else {}
-    with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None):
-        out = model(inputs, **options)
-    logits: Tensor = getattr(out, "logits", out)
-    return logits
 
 
 @contextmanager
@@ -294,9 +277,6 @@ class Likelihood:
     bits_per_byte: Estimate | None
     accuracy: Estimate
     entropy: Estimate
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def summary(

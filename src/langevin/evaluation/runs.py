@@ -15,9 +15,12 @@ def evaluate(run: Run, split: str = "test", **options: Any) -> tuple[dict[str, A
     return run.keep_evaluation(split, measured(run, run.model, split, **options))
 
 
-def measured(run: Run, model: Any, split: str = "test", **options: Any) -> dict[str, Any]:
-    """What the task of a run measures of any model: rows, and details that are no single numbers."""
-    data = run.task.prepare(run.config)
+def measured(
+    run: Run, model: Any, split: str = "test", *, data: Any = None, **options: Any
+) -> dict[str, Any]:
+    """What the task of a run measures of any model: rows, and details that are no single numbers. data: as
+    prepared, where they are at hand."""
+    data = run.task.prepare(run.config) if data is None else data
     check_data(run.path, data.manifest, run.config.data)
     rows, details = run.task.measure(run, model, split, data=data, **options)
     return {"task": run.config.task, "rows": [row.as_dict() for row in rows], **details}

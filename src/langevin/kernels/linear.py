@@ -22,11 +22,7 @@ _CHUNK = 128
 
 
 def causal(
-    q_BHLD: Tensor,
-    k_BHLD: Tensor,
-    v_BHLD: Tensor,
-    starts_BL: Tensor | None,
-    strict: bool = False,
+    q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, starts_BL: Tensor | None, strict: bool = False
 ) -> Tensor:
     """Σ_{first_i <= j <= i} (q_i·k_j) v_j, where starts holds first_i (None: 0); strict: j < i."""
     L = q_BHLD.shape[-2]

@@ -103,13 +103,7 @@ def _pointwise(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slopes: Tensor | N
     lambda dout, q, k, v, bias, *_: tuple(x.new_empty(x.shape) for x in (q, k, v, bias)),
 )
 def _pointwise_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor,
-    slopes: Tensor | None,
-    *rest: Any,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slopes: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *parts, sigmoid = rest
     view = View.joined(q, k, *parts)

@@ -38,14 +38,6 @@ def softmax_weights(scores_BHQK: Tensor, view: View) -> Tensor:
     return e / e.sum(-1, keepdim=True).clamp_min(torch.finfo(e.dtype).tiny)
 
 
-def sigmoid_weights(scores_BHQK: Tensor, view: View) -> Tensor:
-    return scores_BHQK.sigmoid().masked_fill(~view.mask(), 0.0)
-
-
-def linear_weights(scores_BHQK: Tensor, view: View) -> Tensor:
-    return scores_BHQK.masked_fill(~view.mask(), 0.0)
-
-
 def visible_sum(x_BHKD: Tensor, view: View) -> Tensor:
     """Σ of x_j over the keys each query sees."""
     return view.mask().to(x_BHKD.dtype) @ x_BHKD

@@ -36,7 +36,8 @@ def attention(
     """q may have more heads than k and v."""
     mask, causal = None, False
     if view.window is not None and bias_HQK is None and not view.whole:
-        view, k_BHKD, v_BHKD = _within_reach(view, k_BHKD, v_BHKD)
+        gone, _ = view.reach(0, view.queries)  # keys that have left the window of every query
+        view, k_BHKD, v_BHKD = view.last(view.keys - gone), k_BHKD[:, :, gone:], v_BHKD[:, :, gone:]
     if bias_HQK is not None:
         mask = bias_HQK[None] if view.plain and not view.causal else _masked(bias_HQK, view)
     elif _has_short_window(view):
@@ -53,12 +54,6 @@ def _has_short_window(view: View) -> bool:
     if view.window is None or not view.whole or torch.compiler.is_exporting():
         return False
     return view.keys > _WINDOW_SAVING * view.window
-
-
-def _within_reach(view: View, k: Tensor, v: Tensor) -> tuple[View, Tensor, Tensor]:
-    """Without the keys that have left the window of every query."""
-    low, _ = view.reach(0, view.queries)
-    return view.last(view.keys - low), k[:, :, low:], v[:, :, low:]
 
 
 def _masked(bias_HQK: Tensor, view: View) -> Tensor:
@@ -101,13 +96,7 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, view: View, scale: float, dropout
 
 
 def _sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    dropout: float,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, dropout: float
 ) -> Tensor:
     """Fused kernels know shared key heads or masks, not both: heads of a single query that share a key
     become rows of one head, and keys are repeated for other masks."""

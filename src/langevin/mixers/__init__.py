@@ -7,11 +7,12 @@ packages may add theirs through the entry-point group `langevin.mixers`.
 from __future__ import annotations
 
 import inspect
+import sys
+from types import ModuleType
 from typing import Any
 
 from torch import nn
 
-from langevin.callable_module import callable_module
 from langevin.errors import UsageError, unknown
 from langevin.kernels.view import View
 from langevin.mixers.attend import attend
@@ -88,4 +89,10 @@ def build(
 
 MIXERS.discover(__name__, __path__)
 
-callable_module(__name__, names)
+
+class _Callable(ModuleType):
+    def __call__(self) -> list[str]:
+        return names()
+
+
+sys.modules[__name__].__class__ = _Callable

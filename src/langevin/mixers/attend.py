@@ -104,22 +104,19 @@ def _scalars(spec: Spec, geometry: Geometry, given: Parameters, like: Tensor) ->
         start.append({name: x.to(like.device, wide(like.dtype)) for name, x in values.items()})
     if not given:
         return start
-    every: list[Parameters] = []
     known: list[str] = []
-    for part, values in zip((spec.mixer, *spec.wrappers), start, strict=True):
-        prefix = "" if part is spec.mixer else f"{part.name}."
-        own = {}
-        for name, value in values.items():
-            known.append(prefix + name)
-            own[name] = torch.as_tensor(given.get(prefix + name, value)).to(value)
-            if own[name].shape != value.shape:
-                shapes = f"{tuple(own[name].shape)}, expected {tuple(value.shape)}"
-                raise UsageError(f"{prefix}{name} has shape {shapes}")
-        every.append(own)
+    for prefix, values in zip(("", *(f"{part.name}." for part in spec.wrappers)), start, strict=True):
+        for key, value in values.items():
+            name = prefix + key
+            known.append(name)
+            values[key] = torch.as_tensor(given.get(name, value)).to(value)
+            if values[key].shape != value.shape:
+                shapes = f"{tuple(values[key].shape)}, expected {tuple(value.shape)}"
+                raise UsageError(f"{name} has shape {shapes}")
     for name in given:
         if name not in known:
             raise UsageError(f"{spec} learns no {name!r}", f"It learns: {', '.join(known) or '-'}.")
-    return every
+    return start
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, past: Tensor | None) -> None:

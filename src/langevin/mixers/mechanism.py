@@ -142,11 +142,11 @@ class SoftmaxMechanism(Mechanism):
             q, k, v = (as_computed(y) for y in (q, k, v))
         if offset is not None:
             q, k = with_key_offset(q, k, offset)
-        if with_alibi and q.dtype != torch.bfloat16:
-            # A kernel's scale would round positions, and slopes over a small one overflow float16.
+        if isinstance(tau, Tensor) or (with_alibi and q.dtype != torch.bfloat16):
+            # Rounded once. A kernel's scale would round positions, and slopes over a small one overflow
+            # float16; any other number is left to the kernel.
             q, tau = (q.to(wide(q.dtype)) * tau).to(q.dtype), 1.0
-        q, scale = scaled(q, tau)
-        bias = None
+        scale, bias = float(tau), None
         if with_alibi and x.view.causal:
             q, k = alibi.with_columns(q, k, x.view, scale)
         elif with_alibi:
@@ -180,14 +180,6 @@ class SoftmaxMechanism(Mechanism):
             z = z + alibi.bias(x.view, x.geometry.heads, z.dtype)
         w = reference.softmax_weights(z, x.view)
         return x.view.silence_padding(w) if self.decay else w  # as the band does
-
-
-def scaled(q_BHQD: Tensor, tau: float | Tensor) -> tuple[Tensor, float]:
-    """q and the kernel's scale that together give τ·q: a number goes to the kernel, a tensor into q
-    (multiplied in float32 and rounded once)."""
-    if isinstance(tau, Tensor):
-        return (q_BHQD.to(wide(q_BHQD.dtype)) * tau).to(q_BHQD.dtype), 1.0
-    return q_BHQD, float(tau)
 
 
 def as_computed(x: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ Causal drops the right neighbour. Beyond the ends, across documents and at paddi
 every iteration, so nothing wraps around and nothing bleeds. Iterations share weights unless shared=False.
 noise adds σ · rms(x) · ε to x in training. A token hears iters hops (dilated: 2^iters - 1 tokens) far.
 (Banavara, attention-free diffusion)
+
+B batch, L tokens, W width.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from langevin.errors import UsageError
-from langevin.kernels.stencil import neighbor, only_real
 from langevin.kernels.view import View
 from langevin.mixers.mechanism import Geometry, check_heads
 from langevin.mixers.scalars import Wrappers
@@ -89,33 +90,21 @@ class NeighborMixer(nn.Module):
         self.wrappers = Wrappers(spec, self.geometry)
         self.generator: torch.Generator | None = None
 
-    def forward(self, x_BLW: Tensor, view: View) -> Tensor:
-        h = only_real(self._noised(x_BLW), view)
-        for i, hop in enumerate(self.config.distances):
-            right = None if self.causal else neighbor(h, -hop, view)
-            h = self._step(i, h, neighbor(h, hop, view), right, view)
-        return self._wrapped(h)
-
-    def advance(
-        self, x_BLW: Tensor, view: View, state: tuple[Tensor, ...] | None
+    def forward(
+        self, x_BLW: Tensor, view: View, state: tuple[Tensor, ...] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """New tokens after those before them, of which the state has the last `hop` inputs of every
-        iteration; the view covers both."""
+        """Mixed x, and the state after it: the last `hop` inputs of every iteration. x comes after the
+        tokens of a state, of which the view shows what may be seen."""
         h, kept = only_real(self._noised(x_BLW), view), []
         for i, hop in enumerate(self.config.distances):
-            past = h.new_zeros(h.shape[0], hop, self.width) if state is None else state[i]
-            longer = torch.cat([past, h], 1)
+            nothing = h.new_zeros(h.shape[0], hop, self.width)
+            right = None if self.causal else only_shown(torch.cat([h, nothing], 1)[:, hop:], view, -hop)
+            longer = torch.cat([nothing if state is None else state[i], h], 1)
             kept.append(longer[:, -hop:])
-            left = torch.where(view.shows(hop)[..., None], longer[:, : h.shape[1]], 0.0)
-            h = self._step(i, h, left, None, view)
-        return self._wrapped(h), tuple(kept)
-
-    def _step(self, i: int, h: Tensor, left: Tensor, right: Tensor | None, view: View) -> Tensor:
-        return only_real(self.steps[0 if self.config.shared else i](h, left, right), view)
-
-    def _wrapped(self, h_BLW: Tensor) -> Tensor:
-        heads = h_BLW.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return self.wrappers(heads).transpose(1, 2).flatten(-2)
+            left = only_shown(longer[:, : h.shape[1]], view, hop)
+            h = only_real(self.steps[0 if self.config.shared else i](h, left, right), view)
+        heads = h.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return self.wrappers(heads).transpose(1, 2).flatten(-2), tuple(kept)
 
     def _noised(self, x_BLW: Tensor) -> Tensor:
         if not (self.training and self.config.noise):
@@ -123,6 +112,18 @@ class NeighborMixer(nn.Module):
         rms = x_BLW.detach().square().mean(-1, keepdim=True).sqrt()
         noise = torch.randn(x_BLW.shape, dtype=x_BLW.dtype, device=x_BLW.device, generator=self.generator)
         return x_BLW + self.config.noise * rms * noise
+
+
+def only_shown(moved_BLW: Tensor, view: View, hop: int) -> Tensor:
+    """What stands `hop` before each token, and zero where the view does not show it."""
+    return moved_BLW if view.plain else torch.where(view.shows(hop)[..., None], moved_BLW, 0.0)
+
+
+def only_real(h_BLW: Tensor, view: View) -> Tensor:
+    """Zero at padding."""
+    if view.real_BK is None:
+        return h_BLW
+    return torch.where(view.at_queries(view.real_BK)[..., None], h_BLW, 0.0)
 
 
 class MLPStep(nn.Module):

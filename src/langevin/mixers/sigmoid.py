@@ -58,4 +58,4 @@ class Sigmoid(Mechanism):
         z = z + self.row_bias(x)[..., None]
         if x.geometry.alibi:
             z = z + alibi.bias(x.view, x.geometry.heads, z.dtype)
-        return reference.sigmoid_weights(z, x.view)
+        return z.sigmoid().masked_fill(~x.view.mask(), 0.0)

@@ -57,7 +57,8 @@ class SimA(Mechanism):
     @in_full_precision
     def weights(self, x: Inputs) -> Tensor:
         q, k = self.normalised(x, reference.visible_sum)
-        return reference.linear_weights(q @ k.transpose(-1, -2), x.view).to(x.q_BHQD.dtype)
+        w = (q @ k.transpose(-1, -2)).masked_fill(~x.view.mask(), 0.0)
+        return w.to(x.q_BHQD.dtype)
 
     def normalised(
         self, x: Inputs, visible_sum: Callable[[Tensor, View], Tensor] = linear.visible_sum

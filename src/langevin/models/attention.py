@@ -18,14 +18,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicSlidingWindowLa
 
 from langevin.errors import UsageError
 from langevin.kernels.view import View, as_many_heads, readable, wide
-from langevin.mixers.mechanism import (
-    Geometry,
-    Inputs,
-    Parameters,
-    check_heads,
-    no_alibi,
-    only_mechanism,
-)
+from langevin.mixers.mechanism import Geometry, Inputs, Parameters, check_heads, no_alibi, only_mechanism
 from langevin.mixers.neighbor import NeighborMixer
 from langevin.mixers.scalars import Scalars, Wrappers
 from langevin.mixers.spec import Spec
@@ -289,11 +282,10 @@ class NeighborMixing(Mixing):
     ) -> tuple[Tensor, None]:
         if weights:
             raise UsageError("neighbor has no attention weights", "It mixes neighbours directly.")
-        if cache is None:
-            return self.langevin(x_BLW, view), None
-        layer = state_layer(cache, self.layer_idx)
-        y, state = self.langevin.advance(x_BLW, view, layer.state)
-        layer.store(state, x_BLW.shape[1])
+        layer = None if cache is None else state_layer(cache, self.layer_idx)
+        y, state = self.langevin(x_BLW, view, None if layer is None else layer.state)
+        if layer is not None:
+            layer.store(state, x_BLW.shape[1])
         return y, None
 
 

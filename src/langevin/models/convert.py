@@ -36,13 +36,7 @@ from langevin.models.pretrained import located
 
 _DROPOUTS = ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob")
 _HUB_OPTIONS = (
-    "cache_dir",
-    "force_download",
-    "local_files_only",
-    "proxies",
-    "revision",
-    "subfolder",
-    "token",
+    *("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token"),
 )
 
 

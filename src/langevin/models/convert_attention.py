@@ -83,8 +83,17 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Mix by the module's own mixer; (B, Q, H, D) and the weights where they are asked for."""
     mixer = _mixer(module, query, value)
-    _refuse_unknown_terms(module, options)
-    scale = mixer.geometry.head_dim**-0.5 if scaling is None else _number(module, scaling)
+    for name, meaning in _UNKNOWN_TERMS.items():
+        if options.get(name) is not None:
+            raise UsageError(
+                f"{type(module).__name__} {meaning}, which the mixers do not have",
+                "Choose a model without it: leaving it out would change what the model computes.",
+            )
+    if isinstance(scaling, Tensor):
+        raise UsageError(
+            f"{type(module).__name__} scales its scores by a tensor", "A plain number is supported."
+        )
+    scale = mixer.geometry.head_dim**-0.5 if scaling is None else scaling
     if scale != mixer.geometry.scale:
         mixer.geometry = dataclasses.replace(mixer.geometry, scale=scale)
     layer = getattr(module, "langevin_layer", None)
@@ -193,23 +202,6 @@ def _mixer(module: nn.Module, query: Tensor, value: Tensor) -> QKV:
             "langevin.convert supports heads of one width, as the model's config names them.",
         )
     return mixer
-
-
-def _refuse_unknown_terms(module: nn.Module, options: dict[str, Any]) -> None:
-    for name, meaning in _UNKNOWN_TERMS.items():
-        if options.get(name) is not None:
-            raise UsageError(
-                f"{type(module).__name__} {meaning}, which the mixers do not have",
-                "Choose a model without it: leaving it out would change what the model computes.",
-            )
-
-
-def _number(module: nn.Module, scaling: float) -> float:
-    if isinstance(scaling, Tensor):
-        raise UsageError(
-            f"{type(module).__name__} scales its scores by a tensor", "A plain number is supported."
-        )
-    return scaling
 
 
 def call_ours(config: PreTrainedConfig) -> None:

@@ -7,20 +7,55 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from langevin.errors import UsageError
 from langevin.mixers.mechanism import Geometry, Mechanism
 from langevin.mixers.neighbor import NeighborMixer
 from langevin.mixers.spec import Spec
 from langevin.models.attention import QKV, Mixing, NeighborMixing
+from langevin.models.cache import extent
 from langevin.models.config import LangevinConfig
-from langevin.models.convert_attention import ask, call_ours, forget, is_causal, only_ours, remember
-from langevin.models.convert_neighbor import NeighborAttention, parameter_names
+from langevin.models.convert_attention import (
+    ask,
+    call_ours,
+    forget,
+    is_causal,
+    only_ours,
+    remember,
+    view_of,
+)
 
 DEFAULT_LENGTH = 1024
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "embed_dim")
+
+
+class NeighborAttention(NeighborMixing):
+    """Takes the calls meant for an attention module; its projections are gone, the mixer works on x."""
+
+    def __init__(
+        self, mixer: NeighborMixer, config: Any, layer: int | None, names: tuple[str, ...]
+    ) -> None:
+        """names are those of the positional arguments that callers pass, the input first."""
+        super().__init__(mixer)
+        self.config, self.layer_idx, self.names = config, layer, names
+        self.is_causal = mixer.causal
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        if given.get("is_causal") not in (None, self.is_causal):
+            raise UsageError(
+                f"this neighbor mixer was built with causal={self.is_causal}",
+                "Set config.is_causal before converting.",
+            )
+        x = given[self.names[0]]
+        cache = next((v for v in given.values() if isinstance(v, Cache)), None)
+        past, keys = extent(cache, self.layer_idx or 0, x.shape[1], whole=True)
+        view = view_of(given.get("attention_mask"), x, keys, past, self.is_causal, given)
+        weights = bool(given.get("output_attentions") or getattr(self, "langevin_weights", False))
+        return self.mixed(x, view, cache, None, weights)
 
 
 def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -127,7 +162,12 @@ def _mixer(name: str, module: Any, spec: Spec, geometry: Geometry) -> QKV | Neig
 def _in_the_place_of(module: Any, mixer: NeighborMixer) -> nn.Module:
     if _is_our_own(module):
         return NeighborMixing(mixer).train(module.training)
-    place, names = getattr(module, "layer_idx", None), parameter_names(module)
+    if isinstance(module, NeighborAttention):
+        names = module.names
+    else:
+        parameters = inspect.signature(inspect.unwrap(type(module).forward)).parameters.values()
+        names = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)[1:]
+    place = getattr(module, "layer_idx", None)
     return NeighborAttention(mixer, module.config, place, names).train(module.training)
 
 

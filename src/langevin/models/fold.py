@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from langevin.errors import UsageError
 from langevin.mixers.drift import Drift, Noise
 from langevin.mixers.neighbor import NeighborMixer
-from langevin.mixers.scalars import Scalars, Wrappers
+from langevin.mixers.scalars import Scalars
 from langevin.models.attention import QKV
 from langevin.models.convert_modules import write_spec
 
@@ -54,7 +54,8 @@ def fold(model: nn.Module) -> nn.Module:
     for f in folds:
         _fold_into(f.projection, f.a, f.c)
         f.mixer.spec = replace(f.mixer.spec, wrappers=f.mixer.spec.wrappers[: f.kept])
-        f.mixer.wrappers = _shortened(f.mixer, f.kept)
+        f.mixer.wrappers.configs = f.mixer.spec.wrappers
+        f.mixer.wrappers.scalars = f.mixer.wrappers.scalars[: f.kept]
     if folds and isinstance(model, PreTrainedModel):
         write_spec(model)
     return model
@@ -127,11 +128,3 @@ def _projection(model: nn.Module, name: str, module: nn.Module) -> Any:
             "Keep the model as it is.",
         )
     return own
-
-
-def _shortened(mixer: QKV, kept: int) -> Wrappers:
-    """The first wrappers, with their learned scalars."""
-    wrappers = Wrappers(mixer.spec, mixer.geometry).train(mixer.wrappers.training)
-    wrappers.scalars = mixer.wrappers.scalars[:kept]
-    wrappers.generator = mixer.wrappers.generator
-    return wrappers

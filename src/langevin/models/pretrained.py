@@ -11,8 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from langevin.data.folders import data_root
-from langevin.data.hub import reachable
+from langevin.data.hub import data_root, reachable
 from langevin.errors import UsageError
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

@@ -79,7 +79,7 @@ def summed_distance(
 class Distillation(Autoregression):
     teacher: str | None = None
     """A saved model, a run or a name on the Hub; default: the model of --init, untouched."""
-    layers: float = 0.5
+    layers: float = 0.3
     """The part of training that goes to the outputs of layers."""
     next_token: float = 0.0
     """The share of the plain next-token loss afterwards."""

@@ -66,7 +66,7 @@ def write_folder(target: Path, fill: Callable[[Path], None]) -> None:
         flush(target.parent)
         with suppress(OSError):
             remove(old)
-    except Exception as error:
+    except BaseException as error:
         from safetensors import SafetensorError
 
         with suppress(OSError):
@@ -124,6 +124,15 @@ def sha256(*files: Path) -> str:
         except OSError as error:
             raise not_read(path, error) from error
     return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
+
+
+def changed(path: Path, size: int, digest: str) -> str | None:
+    """What became of a file that had this size and sha256; None: nothing."""
+    if not path.is_file():
+        return "is missing"
+    if path.stat().st_size != size:
+        return f"has {path.stat().st_size:,} bytes instead of {size:,}"
+    return "was changed" if sha256(path) != digest else None
 
 
 def read_json(path: Path, shape: Any = dict, remedy: str = "", *, optional: bool = False) -> Any:

@@ -138,7 +138,10 @@ class Lock:
         self.file: TextIO | None = None
         self.made: list[Path] = []
         try:
-            _refuse_what_is_no_folder(folder)
+            if folder.is_symlink() and not folder.exists():
+                raise UsageError(f"{folder} is a link to nothing", "Choose another --out.")
+            if folder.exists() and not folder.is_dir():
+                raise UsageError(f"{folder} is a file", "Choose another --out.")
             while self.file is None:
                 self._take()
             self.file.truncate(0)
@@ -200,18 +203,6 @@ class Lock:
 
     def __exit__(self, *error: object) -> None:
         self.release()
-
-
-def check_target(folder: Path) -> None:
-    """Raise a UsageError where nothing can be written into a folder, or somebody is writing there."""
-    Lock(folder).release()
-
-
-def _refuse_what_is_no_folder(folder: Path) -> None:
-    if folder.is_symlink() and not folder.exists():
-        raise UsageError(f"{folder} is a link to nothing", "Choose another --out.")
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file", "Choose another --out.")
 
 
 def _no_target(folder: Path, error: Exception) -> UsageError:

@@ -114,16 +114,14 @@ class Run:
             return whole, None
         return whole, self._evaluation_file(split)
 
-    def evaluation(self, split: str, shape: Any = dict) -> dict[str, Any]:
+    def evaluation(self, split: str, shape: dict[str, Any] | None = None) -> dict[str, Any]:
         """What was measured of the model that is there now on a split, of a shape as in `files.misfit`."""
         remedy = f"Run: langevin evaluate {self.path} --split {split}"
         path = self._evaluation_file(split)
         if not path.exists():
             raise UsageError(f"{self.path} was not evaluated on {split}", remedy)
-        read: dict[str, Any] = files.read_json(path, {"split": split, "step": (int, None)}, remedy)
-        problem = files.misfit(read, shape)
-        if problem is not None:
-            raise UsageError(f"{path} is damaged: {problem}", remedy)
+        known = {"split": split, "step": (int, None)}
+        read: dict[str, Any] = files.read_json(path, {**known, **(shape or {})}, remedy)
         weights = weight_files(files.standing(self.path / "model"), self.checkpoint)
         same = read["step"] == self.step  # version 0.1 kept no hash
         if not (read["model_sha256"] == files.sha256(*weights) if "model_sha256" in read else same):
@@ -171,17 +169,14 @@ def _checkpoint(folder: Path, which: str) -> Path:
         which = names[-1]
     if which not in names:
         raise UsageError(
-            f"{folder} has no checkpoint {which!r}", f"Use best{', last' * bool(names)}{_listed(names)}."
+            f"{folder} has no checkpoint {which!r}",
+            f"Use best{', last' * bool(names)}{''.join(f' or {name}' for name in names[-6:])}.",
         )
     path = every[names.index(which)]
     problem = checkpoint.damage(path)
     if problem is not None:
         raise WorkError(f"{path} is damaged: {problem}", "Use --checkpoint best.")
     return path
-
-
-def _listed(names: list[str]) -> str:
-    return "".join(f" or {name}" for name in names[-6:])
 
 
 def weight_files(folder: Path, checkpoint: Path | None = None) -> list[Path]:
@@ -236,37 +231,20 @@ def _refuse_other_settings(folder: Path, described: dict[str, Any], config: Trai
 
 
 SETTINGS = (
-    *(
-        "model_type",
-        "architectures",
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "mixer",
-        "positions",
-    ),
+    *("model_type", "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "mixer", "norm"),
     *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "mlp", "intermediate_size"),
-    *("norm", "qk_norm", "tie_word_embeddings", "causal"),
+    *("positions", "qk_norm", "tie_word_embeddings", "causal"),
 )
 
 
 def put_weights(checkpoint: Path, model: Any) -> str:
     """Put the weights that a checkpoint would be evaluated with into a model; the hash of their file."""
-    import torch
-    from safetensors.torch import load_file
+    from langevin.training.checkpoint import read, weights
 
     (file,) = weight_files(checkpoint, checkpoint)
-    with _in_words(file):
-        stored = load_file(file)
-    own = dict(model.named_parameters())
-    odd = [name for name, p in own.items() if name not in stored or stored[name].shape != p.shape]
-    odd += sorted(stored.keys() - model.state_dict().keys())
-    if odd:
-        raise WorkError(f"{file} is of another model: {odd[0]} differs", "Use --checkpoint best.")
-    _refuse_not_finite(file, stored)
-    with torch.no_grad():
-        for name, p in own.items():
-            p.copy_(stored[name])
+    tensors = weights(model) if file.stem == "weights" else dict(model.named_parameters())
+    read(checkpoint, {file.stem: tensors})
+    _refuse_not_finite(file, tensors)
     return files.sha256(file)
 
 

@@ -340,7 +340,8 @@ def _trials(plan: Plan, folder: Path) -> Iterator[Job]:
                 config = plan.config(part, arm, TUNING_SEED, lr=rate, **budget)
                 arguments = {"config": config, "folder": place.absolute(), "threads": plan.threads}
                 label = _label(part, arm, f"lr {rate:g}")
-                yield Job(label, work.try_rate, arguments, place / "done.json", _steps(config))
+                kind = f"{part.name} {arm.name}"
+                yield Job(label, work.try_rate, arguments, place / "done.json", _steps(config), like=kind)
 
 
 def _runs(plan: Plan, folder: Path) -> Iterator[Job]:
@@ -349,7 +350,8 @@ def _runs(plan: Plan, folder: Path) -> Iterator[Job]:
         for part in plan.parts:
             for arm in part.read_arms:
                 place = _run_folder(plan, folder, part, arm, seed)
-                yield _run_job(plan, plan.config(part, arm, seed), place, _label(part, arm, f"seed {seed}"))
+                job = _run_job(plan, plan.config(part, arm, seed), place, _label(part, arm, f"seed {seed}"))
+                yield replace(job, like=f"{part.name} {arm.name}")
 
 
 def _untouched(plan: Plan, folder: Path) -> Iterator[Job]:

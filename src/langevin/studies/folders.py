@@ -49,7 +49,7 @@ def gather(
             raise UsageError(
                 f"{run.path} is the same arm with the same seed as another run", "Leave one of them out."
             )
-        rows, details = work.measured(run, "cpu", None, evaluation)
+        rows, details = work.measured(run, run.task.prepare(run.config), "cpu", None, evaluation)
         examples = tuple(details.pop("examples", ()))
         made = work.environment_of(run)
         found.append(

@@ -10,12 +10,13 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,6 +28,7 @@ from langevin.runs.files import write_json
 
 TICK = 0.5  # seconds between looks at the running jobs
 PATIENCE = 60  # seconds for a worker to write its checkpoint when asked to stop
+EVALUATED = "evaluated"  # where training keeps the model of every evaluation, if asked to
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -42,6 +44,7 @@ class Job:
     output: Path
     steps: int = 1  # which it counts in the metrics.jsonl beside its output
     alone: bool = False  # on the machine
+    like: str = ""  # jobs that share compiled code, and are best done by one process
 
     @property
     def done(self) -> bool:
@@ -77,6 +80,8 @@ def execute(job: Job) -> Outcome:
         job.failure.unlink(missing_ok=True)
         record = job.work(**job.arguments)
         write_json(job.output, record)
+        for served in (EVALUATED, "checkpoints"):  # to make the record, which is there now
+            shutil.rmtree(job.output.with_name(served), ignore_errors=True)
     except Stopped:
         return Outcome("stopped")
     except Exception as error:
@@ -136,6 +141,7 @@ class _Worker:
     process: BaseProcess
     line: Connection
     job: Job | None = None
+    done: set[str] = field(default_factory=set)  # kinds of jobs
 
 
 class Workers:
@@ -175,13 +181,23 @@ class Workers:
             if len(busy) >= (1 if any(job.alone for job in (waiting[0], *busy)) else self.count):
                 return
             worker = next((w for w in self.crew if w.job is None), None) or self._start()
+            job = self._next(worker, waiting)
             try:
-                worker.line.send(waiting[0])
+                worker.line.send(job)
             except OSError:  # it died while it had nothing to do
                 self.crew.remove(worker)
                 continue
-            worker.job = waiting.popleft()
-            began(worker.job)
+            waiting.remove(job)
+            worker.job = job
+            worker.done.add(job.like)
+            began(job)
+
+    def _next(self, worker: _Worker, waiting: deque[Job]) -> Job:
+        """The first that is like what the worker did, or like nothing that another did, or the first."""
+        others = {kind for other in self.crew if other is not worker for kind in other.done}
+        known = (job for job in waiting if job.like in worker.done)
+        fresh = (job for job in waiting if job.like not in others)
+        return next(known, None) or next(fresh, None) or waiting[0]
 
     def _listen(self, ended: Ended) -> None:
         busy = {worker.line: worker for worker in self.crew if worker.job is not None}

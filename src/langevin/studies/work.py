@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import shutil
 import statistics
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -26,14 +25,13 @@ from langevin.runs import Run, load
 from langevin.sampling.ar import Request, Sampling
 from langevin.settings import TrainConfig
 from langevin.studies.inference import estimate
-from langevin.studies.jobs import Stopped, forget
+from langevin.studies.jobs import EVALUATED, Stopped, forget
 from langevin.studies.results import Point, RunResult
 from langevin.tasks import TASKS
 from langevin.training.start import build, prepared
 
 RESAMPLES = 100  # the intervals that count are over seeds
 SAMPLE_PROMPT, SAMPLE_TOKENS = 12, 60
-EVALUATED = "evaluated"  # where training keeps the model of every evaluation, if asked to
 ENVIRONMENT = ("langevin", "python", "torch", "transformers", "system", "device", "threads", "commit")
 MODELS = 1000  # that one process may compile: each arm once
 STILL = 1e-9  # a learning rate at which no arm diverges while it is timed
@@ -49,14 +47,12 @@ def run(config: TrainConfig, folder: Path, threads: int, test_tokens: int, along
     record = RunResult(config.seed, curve=curve, environment=environment_of(found))
     if trouble is not None:
         return asdict(replace(record, status="diverged", error=trouble))
-    device = pick_device(config.device)
-    rows, details = measured(found, device, test_tokens)
+    device, data = pick_device(config.device), found.task.prepare(found.config)
+    rows, details = measured(found, data, device, test_tokens)
     for point in curve if along else ():
         model = from_pretrained(folder / EVALUATED / f"step-{point.step}").eval()
-        then = evaluate_model(found, model, device=device, limit=test_tokens, **_quick(found))
+        then = evaluate_model(found, model, data=data, device=device, limit=test_tokens, **_quick(found))
         rows += [replace(Row(**row), at={"step": point.step}) for row in then["rows"] if not row["at"]]
-    for served in (EVALUATED, "checkpoints"):
-        shutil.rmtree(folder / served, ignore_errors=True)
     examples = tuple(details.pop("examples", ()))
     record = replace(record, status="done", rows=tuple(rows), examples=examples, details=details)
     return {**asdict(record), "said": f"validation loss {record.best.loss:.4f}" if record.best else ""}
@@ -87,11 +83,12 @@ def _train(config: TrainConfig, folder: Path, threads: int) -> str | None:
 
 
 def measured(
-    found: Any, device: str, test_tokens: int | None, evaluation: dict[str, Any] | None = None
+    found: Any, data: Any, device: str, test_tokens: int | None, evaluation: dict[str, Any] | None = None
 ) -> tuple[list[Row], dict[str, Any]]:
     """What the task measures of a trained run on test, unless it is known, and details that pages show."""
     if evaluation is None:
-        evaluation, _ = evaluate(found, "test", device=device, limit=test_tokens, **_quick(found))
+        options = {"device": device, "limit": test_tokens, **_quick(found)}
+        evaluation, _ = evaluate(found, "test", data=data, **options)
     reliability = [
         {**row, "accuracy": None if row["accuracy"] is None else row["accuracy"]["value"]}
         for row in evaluation.get("calibration", {}).get("reliability", [])
@@ -101,7 +98,7 @@ def measured(
         for row in evaluation.get("learned", [])
         if row.get("channel") is None
     ]
-    details = {"reliability": reliability, "learned": learned, "sample": sample(found, device)}
+    details = {"reliability": reliability, "learned": learned, "sample": sample(found, data, device)}
     details |= {"examples": evaluation.get("examples", ())}
     return [Row(**row) for row in evaluation["rows"]], {k: v for k, v in details.items() if v}
 
@@ -122,9 +119,8 @@ def _quick(found: Any) -> dict[str, Any]:
     return {k: v for k, v in wanted.items() if k in inspect.signature(found.task.measure).parameters}
 
 
-def sample(found: Any, device: str) -> dict[str, str] | None:
+def sample(found: Any, corpus: Any, device: str) -> dict[str, str] | None:
     """A text that goes on from how the test text begins; None: the objective writes none."""
-    corpus = found.task.prepare(found.config)
     try:
         write = found.objective.sampler()
     except UsageError:
@@ -136,7 +132,7 @@ def sample(found: Any, device: str) -> dict[str, str] | None:
     prompt = corpus.tokenizer.decode(start, skip_special_tokens=True)
     more = Sampling(tokens=max(1, min(SAMPLE_TOKENS, context - len(start) - 1)))
     (text,) = write(found.model.to(device), corpus.tokenizer, [Request(prompt)], more, data=corpus.manifest)
-    return {"prompt": text.prompt, "text": text.text}
+    return {"prompt": text.prompt, "text": text.text.removeprefix(text.prompt)}
 
 
 def time_arms(configs: dict[str, TrainConfig], threads: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from langevin.errors import UsageError
@@ -133,12 +133,12 @@ class LanguageModelling(Task):
             "context": context,
             "stride": stride,
             "by documents": masked,
-            "likelihood": found.as_dict(),
-            "calibration": calibrated.as_dict(),
+            "likelihood": asdict(found),
+            "calibration": asdict(calibrated),
             "temperature": {"fitted on validation": fit.value, "inside the range searched": fit.inside},
-            "calibration at that temperature": rescaled.as_dict(),
+            "calibration at that temperature": asdict(rescaled),
             "attention": _attention(model, windows(split)) if attention else [],
-            "learned": [row.as_dict() for row in learned_scalars(model)],
+            "learned": [asdict(row) for row in learned_scalars(model)],
         }
         estimates: list[tuple[str, Any, Any]] = [
             *((name, getattr(found, name), "exact") for name in _LIKELIHOOD),
@@ -181,7 +181,7 @@ def _attention(model: Any, windows: Any) -> list[dict[str, Any]]:
         return []
     visible = View.of(inputs.shape[1], inputs.shape[1], causal=True).mask()[:, 0]
     return [
-        {"layer": layer, **head.as_dict()}
+        {"layer": layer, **asdict(head)}
         for layer, w in enumerate(weights)
         for head in attention_statistics(w.float().cpu(), visible)
     ]

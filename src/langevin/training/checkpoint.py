@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from langevin.errors import UsageError, WorkError
-from langevin.runs.files import read_json, remove, sha256, write_folder
+from langevin.runs.files import changed, read_json, remove, sha256, write_folder
 from langevin.training.parallel import World, fill, whole
 
 Held = Mapping[str, Mapping[str, Tensor]]  # tensors by the file they are in and their name there
@@ -111,6 +111,16 @@ def load(path: Path, tensors: Held, rank: int = 0) -> State:
 
     A process that was not there when it was written goes on with random numbers of its own.
     """
+    read(path, tensors)
+    streams = load_file(path / "random.safetensors")
+    own = {name.removesuffix(f"-{rank}"): x for name, x in streams.items() if name.endswith(f"-{rank}")}
+    if own:
+        set_random_state(own)
+    return State(**json.loads((path / "state.json").read_text()))
+
+
+def read(path: Path, tensors: Held) -> None:
+    """Put what a checkpoint holds into its tensors, which must be exactly such."""
     problem = misfit(path, tensors)
     if problem is not None:
         raise WorkError(f"refused checkpoint {path.name}: {problem}")
@@ -118,11 +128,6 @@ def load(path: Path, tensors: Held, rank: int = 0) -> State:
         with safe_open(path / f"{file}.safetensors", "pt") as stored:
             for name, x in some.items():
                 fill(x, stored.get_slice(name))
-    streams = load_file(path / "random.safetensors")
-    own = {name.removesuffix(f"-{rank}"): x for name, x in streams.items() if name.endswith(f"-{rank}")}
-    if own:
-        set_random_state(own)
-    return State(**json.loads((path / "state.json").read_text()))
 
 
 def newest(folder: Path, tensors: Held | None = None, refused: list[str] | None = None) -> Path | None:
@@ -170,13 +175,9 @@ def damage(path: Path) -> str | None:
     if not {"weights.safetensors", "state.json"} <= manifest.keys():
         return "its manifest does not list its files"
     for name, expected in manifest.items():
-        file = path / Path(name).name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != expected["size"]:
-            return f"{name} has {file.stat().st_size} bytes, not {expected['size']}"
-        if sha256(file) != expected["sha256"]:
-            return f"{name} was changed"
+        problem = changed(path / Path(name).name, expected["size"], expected["sha256"])
+        if problem is not None:
+            return f"{name} {problem}"
     return None
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from langevin.errors import one_line
+
 
 class Replayed:
     """Called, it does its work: plainly at first, then recorded once and replayed.
@@ -49,8 +51,7 @@ class Replayed:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
                 self.work()
         except RuntimeError as error:
-            cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-            warnings.warn(f"{self.what} are not replayed as a CUDA graph: {cause}", stacklevel=1)
+            warnings.warn(f"{self.what} are not replayed as a CUDA graph: {one_line(error)}", stacklevel=1)
             self.clear()
             return
         self.graph = graph

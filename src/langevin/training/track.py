@@ -12,17 +12,11 @@ from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from langevin.errors import UsageError, unknown
 
 _NOT_MEASURED = ("step", "split")
-
-
-class Tracker(Protocol):
-    def write(self, row: dict[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class TensorBoard:
@@ -32,10 +26,8 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], step: int = 0) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _missing("tensorboard") from error
+        from torch.utils.tensorboard import SummaryWriter
+
         make: Any = SummaryWriter
         self.writer = make(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
         if not step:
@@ -58,10 +50,7 @@ class WandB:
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], step: int = 0) -> None:
-        try:
-            wandb: Any = import_module("wandb")
-        except ImportError as error:
-            raise _missing("wandb") from error
+        wandb: Any = import_module("wandb")
         file = folder / "wandb-id.txt"
         if not step or not file.exists():
             file.write_text(secrets.token_hex(4))
@@ -77,7 +66,8 @@ class WandB:
         self.run.finish()
 
 
-TRACKERS: dict[str, type[TensorBoard] | type[WandB]] = {"tensorboard": TensorBoard, "wandb": WandB}
+Tracker = TensorBoard | WandB
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
 def check(names: Iterable[str]) -> None:
@@ -87,7 +77,9 @@ def check(names: Iterable[str]) -> None:
             raise unknown("tracker", name, TRACKERS)
         known = sys.modules[name] if name in sys.modules else find_spec(name)
         if known is None:
-            raise _missing(name)
+            raise UsageError(
+                f"tracking needs the package {name}, which is not here", "pip install 'langevin[track]'"
+            )
 
 
 def trackers(names: Iterable[str], folder: Path, config: dict[str, Any], step: int = 0) -> list[Tracker]:
@@ -115,9 +107,3 @@ def _numbers(row: dict[str, Any]) -> dict[str, float]:
         for name, value in row.items()
         if name not in _NOT_MEASURED and isinstance(value, int | float) and not isinstance(value, bool)
     }
-
-
-def _missing(package: str) -> UsageError:
-    return UsageError(
-        f"tracking needs the package {package}, which is not here", "pip install 'langevin[track]'"
-    )

@@ -5,25 +5,32 @@ has what. To predict a story well a model must keep names and genders across sen
 pronouns with one or several things, and remember who holds what, what lies where, who was refused what
 and whether it rained: answers and endings follow from the events with probability 1.
 
-The text determines the choices (each choice shows in the words, see `choices.derivations`), so the entropy
-of the text is that of the choices and is known exactly: `nats_per_story`.
+The text determines the choices (each choice shows in the words), so the entropy of the text is that of the
+choices and is known exactly: NATS_PER_STORY.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import random
-from collections.abc import Hashable, Iterator
-from functools import lru_cache
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from typing import Any, ClassVar
 
-from langevin.data.synthetic.choices import Sample, Teller, expected_nats, sample
+from langevin.data.synthetic.choices import Sample, Teller, sample
 from langevin.data.synthetic.story_events import EVENTS, Event
 from langevin.data.synthetic.story_frames import begin, finish
 from langevin.data.synthetic.story_world import World
+from langevin.data.texts import SPLITS, Texts
+from langevin.errors import UsageError
 
 ENDS = (0.0, 0.0, 0.0, 0.25, 0.5, 1.0)
 """The probability that the story ends after so many events."""
+
+NATS_PER_STORY = 46.086605836999624
+"""The exact entropy of a story: the mean of its -ln p over the whole grammar."""
 
 
 def step(teller: Teller, world: World) -> World | None:
@@ -58,12 +65,38 @@ def fingerprint() -> str:
     ).hexdigest()
 
 
-@lru_cache(maxsize=1)
-def nats_per_story() -> float:
-    """The exact entropy of a story: the mean of its -ln p over the whole grammar."""
-    return expected_nats(begin, step, outline)
+@dataclass(frozen=True)
+class Stories:
+    """As a source: how many stories, from which seed."""
 
+    seed: int = 0
+    train: int = 20_000
+    valid: int = 1_000
+    test: int = 1_000
 
-def outline(world: World) -> Hashable:
-    """All that the entropy of the rest depends on: nothing, where only the ending is left."""
-    return None if ENDS[world.events] == 1 else world.outline
+    about: ClassVar[str] = "small stories from a seeded grammar whose entropy is known"
+    tokenizer: ClassVar[str] = "bpe-768"
+    """Room for every word of the grammar to become one token."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = 0 if name == "seed" else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise UsageError(f"stories: {name} must be a whole number from {least} on, not {value!r}")
+
+    def identity(self) -> dict[str, Any]:
+        return {"grammar_sha256": fingerprint(), "settings": asdict(self)}
+
+    def read(self) -> Texts:
+        texts: dict[str, list[str]] = {split: [] for split in SPLITS}
+        nats: dict[str, list[float]] = {split: [] for split in SPLITS}
+        for split in SPLITS:
+            for story in stories(getattr(self, split), self.seed, split):
+                texts[split].append(story.text)
+                nats[split].append(story.nats)
+        return Texts(
+            {split: partial(iter, some) for split, some in texts.items()},
+            documents=True,
+            facts={"split": "unrelated seeds", "nats_per_story": NATS_PER_STORY},
+            nats={split: math.fsum(some) for split, some in nats.items()},
+        )

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 
 class Person(NamedTuple):
     name: str
-    girl: bool
-
-    @property
-    def kind(self) -> str:
-        return "girl" if self.girl else "boy"
-
-    @property
-    def they(self) -> str:
-        return "she" if self.girl else "he"
-
-    @property
-    def them(self) -> str:
-        return "her" if self.girl else "him"
-
-    @property
-    def their(self) -> str:
-        return "her" if self.girl else "his"
+    kind: str
+    they: str
+    them: str
+    their: str
 
 
 class Noun(NamedTuple):
@@ -115,32 +101,13 @@ class World:
     def others(self, person: int) -> list[int]:
         return [i for i in range(len(self.people)) if i != person]
 
-    @property
-    def outline(self) -> Hashable:
-        """All that the entropy of the rest of the story depends on.
-
-        That is the world up to renaming: which person, toy or place is which does not matter, nor does
-        what changes only the words of the ending (the shape, the wish).
-        """
-        kept: dict[Spot, list[bool]] = {}
-        for thing, spot in zip(self.things, self.spots, strict=True):
-            kept.setdefault(spot, []).append(thing.food)
-
-        def at(spot: Spot) -> tuple[bool, ...]:
-            return tuple(sorted(kept.get(spot, ())))
-
-        lost = at(Spot("lost"))
-        people = sorted(
-            (i == self.topic, bool(lost) and i == 0, at(Spot("held", i)), at(Spot("eaten", i)))
-            for i in range(len(self.people))
-        )
-        places = sorted((i == self.here, at(Spot("lying", i))) for i in range(len(self.places)))
-        return (tuple(people), tuple(places), lost, self.rained, self.events)
-
 
 GIRLS = ("Mia", "Anna", "Lily", "Rose", "Ella", "Nora", "Ivy", "Clara", "Ruth", "Zoe", "Emma", "Jane")
 BOYS = ("Tom", "Ben", "Sam", "Max", "Leo", "Jack", "Finn", "Hugo", "Paul", "Oscar", "Noah", "Adam")
-PEOPLE = tuple(Person(name, True) for name in GIRLS) + tuple(Person(name, False) for name in BOYS)
+PEOPLE = (
+    *(Person(name, "girl", "she", "her", "her") for name in GIRLS),
+    *(Person(name, "boy", "he", "him", "his") for name in BOYS),
+)
 
 COLOURS = ("red", "blue", "green", "yellow", "orange", "white", "black", "golden")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
@@ -60,39 +60,13 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Charts:
-    items: Sequence[Chart]
-    kind: ClassVar[str] = "charts"
+class Part:
+    """Of a section: charts; points, one a sentence; lines of code; facts by name; or samples, each whose it
+    is, what it was asked to go on with, and how it went on."""
 
-
-@dataclass(frozen=True)
-class Points:
-    items: Sequence[str]
-    kind: ClassVar[str] = "points"
-
-
-@dataclass(frozen=True)
-class Code:
-    items: Sequence[str]
-    kind: ClassVar[str] = "code"
-
-
-@dataclass(frozen=True)
-class Facts:
-    title: str
-    items: Mapping[str, Any]
-    kind: ClassVar[str] = "facts"
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Whose text, what it was asked to go on with, and how it went on."""
-
-    items: Sequence[tuple[str, str, str]]
-    kind: ClassVar[str] = "samples"
-
-
-Part = Table | Charts | Points | Code | Facts | Samples
+    kind: Literal["charts", "points", "code", "facts", "samples"]
+    items: Sequence[Any] | Mapping[str, Any]
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,11 +75,11 @@ class Section:
 
     key: str
     title: str
-    parts: Sequence[Part]
+    parts: Sequence[Table | Part]
     note: str = ""
 
     @property
-    def shown(self) -> list[Part]:
+    def shown(self) -> list[Table | Part]:
         return [part for part in self.parts if (part.rows if isinstance(part, Table) else part.items)]
 
 

@@ -6,18 +6,7 @@ from typing import Any
 
 from langevin import figures
 from langevin.studies.numbers import counted, listed, number
-from langevin.studies.report.page import (
-    Cell,
-    Chart,
-    Charts,
-    Code,
-    Column,
-    Facts,
-    Page,
-    Points,
-    Section,
-    Table,
-)
+from langevin.studies.report.page import Cell, Chart, Column, Page, Part, Section, Table
 from langevin.studies.report.study import claims_table
 from langevin.studies.results import Answer
 
@@ -32,19 +21,19 @@ def speed_page(results: dict[str, Any], answers: list[Answer]) -> Page:
     told = listed(f"{count} {way}" for way, count in counts.items() if count)
     machine = results["environment"]
     sections = [
-        Section("mixers", "Mixers alone", [Charts(drawn[2:]), _mixers(mixers["rows"])]),
+        Section("mixers", "Mixers alone", [Part("charts", drawn[2:]), _mixers(mixers["rows"])]),
         Section("training", "Training steps", [_training(training["rows"])]),
-        Section("commands", "Commands", [Code(results["commands"])]),
+        Section("commands", "Commands", [Part("code", results["commands"])]),
         Section(
             "versions",
             "Versions and settings",
             [
-                Facts("Environment", machine),
-                Facts("Mixers", mixers["settings"]),
-                Facts("Training", training["settings"]),
+                Part("facts", machine, "Environment"),
+                Part("facts", mixers["settings"], "Mixers"),
+                Part("facts", training["settings"], "Training"),
             ],
         ),
-        Section("uncontrolled", "What was not controlled", [Points(results["not_controlled"])]),
+        Section("uncontrolled", "What was not controlled", [Part("points", results["not_controlled"])]),
     ]
     return Page(
         results["title"],
@@ -60,13 +49,13 @@ def speed_page(results: dict[str, Any], answers: list[Answer]) -> Page:
 def _chart(rows: list[dict[str, Any]], part: str, ratio: str) -> Chart:
     """Time as a multiple of softmax's by length, a line a mixer."""
     names = list(dict.fromkeys(row["mixer"] for row in rows))
-    lengths = sorted({row["length"] for row in rows})
     lines = []
     for index, name in enumerate(names):
         own = [row for row in rows if row["mixer"] == name and row["part"] == part]
         lines.append(figures.Line(name, index, [r["length"] for r in own], [r[ratio] for r in own]))
     title = f"{PARTS[part]}, {RATIOS[ratio]}"
-    drawn = figures.curves(lines, ("length (tokens)", "time (× softmax)"), log=True, places=lengths)
+    labels = "length (tokens), log scale", "time (× softmax), log scale"
+    drawn = figures.curves(lines, labels, level=1.0, log="xy")
     legend = tuple(enumerate(names))
     return Chart(title, figures.svg(drawn, f"speed-{part}-{ratio}"), told=title, legend=legend)
 

@@ -6,11 +6,11 @@ import csv
 import io
 import json
 import math
-import re
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from langevin.evaluation.rows import Row
 from langevin.runs.files import not_written, write_text
 from langevin.studies.numbers import MINUS, NOTHING
 from langevin.studies.report.page import Cell, Table, render
@@ -21,7 +21,7 @@ from langevin.studies.results import Key, Results
 def write_report(results: Results, folder: Path) -> Path:
     """Write report.html, results.json, results.csv, summary.csv and table.tex; return the page's path.
 
-    A number that is not finite is written as null: JSON has none, and a mean over a diverged run is not one.
+    A number that is not finite is written as null: JSON has no such number.
     """
     files = {
         "results.json": json.dumps(_plain(asdict(results)), indent=1, ensure_ascii=False) + "\n",
@@ -59,22 +59,19 @@ def _csv(head: list[str], rows: list[list[Any]]) -> str:
 
 def _runs_csv(results: Results) -> str:
     """A row for every run and each thing that was measured of it."""
-    head = ["part", "arm", "seed", "status", "metric", "at", "kind", "value", "se", "n", "low", "high"]
+    head = ["part", "arm", "seed", "status", *(field.name for field in fields(Row))]
     rows = []
     for part in results.parts:
         for arm in part.arms:
             for run in arm.runs:
                 own = [part.name, arm.name, run.seed, run.status]
-                measured = [
-                    [r.metric, json.dumps(r.at) if r.at else "", r.kind, r.value, r.se, r.n, r.low, r.high]
-                    for r in run.rows
-                ]
-                rows += [own + row for row in measured or [[None] * 8]]
+                measured = [{**asdict(row), "at": json.dumps(row.at)} for row in run.rows]
+                rows += [own + list(row.values()) for row in measured or [{}]]
     return _csv(head, rows)
 
 
 def _summary_csv(results: Results) -> str:
-    """A row for every arm and metric, at each place: its mean over seeds and its contrast to the reference."""
+    """A row for every arm and metric, at each place: its mean over seeds, its contrast to the reference."""
     found = ["mean", "low", "high", "n"]
     compared = ["against", "pairs", "difference", "low", "high", "relative", "p", "p_adjusted", "state"]
     head = ["part", "arm", "metric", "place", *found]
@@ -96,25 +93,13 @@ def _summary_csv(results: Results) -> str:
     return _csv(head, rows)
 
 
-SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    '"': "''",
-    "'": r"\textquotesingle{}",
-    "≤": r"$\leq$",
-    "×": r"$\times$",
-    MINUS: "$-$",
-    NOTHING: "--",
-    "\n": " ",
-    **{mark: "\\" + mark for mark in "&%$#_{}"},
-}
+LATEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {MINUS: "$-$", NOTHING: "--", "×": r"$\times$"}
+LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "'": r"\textquotesingle{}", '"': "''", "\n": " "}
 
 
 def _latex(words: str) -> str:
-    return re.sub("|".join(map(re.escape, SPECIAL)), lambda found: SPECIAL[found.group()], words)
+    return "".join(LATEX.get(mark, mark) for mark in words)
 
 
 def _latex_table(title: str, table: Table) -> str:
