@@ -60,9 +60,9 @@ def compare(
 
     workers: processes; None for one a core on a CPU, or as many as share a GPU; 0 for this process itself.
     """
+    before = begun(folder)
     device = pick_device(plan.parts[0].config.device)
     data = [TASKS.parse(p.config.task).prepare(_any_run(plan, p), progress=not quiet) for p in plan.parts]
-    before = begun(folder)
     plan = terms.spelled_out(plan, terms.all_sizes(plan, data), data, device, before)
     plan = terms.equalised(plan, data) if plan.equalise else plan
     sizes = terms.all_sizes(plan, data)

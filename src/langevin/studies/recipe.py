@@ -172,14 +172,17 @@ def read(text: str, name: str) -> Recipe:
         raise UsageError(f"{where} calls itself {found.name!r}")
     if tuple(found.scales) != SCALES:
         raise UsageError(f"{where} has the scales {', '.join(found.scales)}, not {', '.join(SCALES)}")
-    for scale, chosen in found.scales.items():
-        if chosen.benches is None:
-            found.plan(scale)
-            continue
-        TrainConfig.of(chosen.benches.training, where)
-        for claim in found.speeds:
-            if claim.arm not in found.arms:
-                raise unknown(f"arm in a claim of {name}", claim.arm, found.arms)
+    plans = [found.plan(scale) for scale, chosen in found.scales.items() if chosen.benches is None]
+    arms = {arm.name for own in plans for part in own.parts for arm in part.read_arms}
+    for claim in found.claims:
+        if claim.arm not in ("*", *arms):
+            raise unknown(f"arm in a claim of {name}", claim.arm, arms)
+    for chosen in found.scales.values():
+        if chosen.benches is not None:
+            TrainConfig.of(chosen.benches.training, where)
+    for speed in found.speeds:
+        if speed.arm not in found.arms:
+            raise unknown(f"arm in a claim of {name}", speed.arm, found.arms)
     return found
 
 
