@@ -335,8 +335,8 @@ def _trials(plan: Plan, folder: Path) -> Iterator[Job]:
                 config = plan.config(part, arm, TUNING_SEED, lr=rate, **budget)
                 arguments = {"config": config, "folder": place.absolute(), "threads": plan.threads}
                 label = _label(part, arm, f"lr {rate:g}")
-                kind = f"{part.name} {arm.name}"
-                yield Job(label, work.try_rate, arguments, place / "done.json", _steps(config), like=kind)
+                output, like = place / "done.json", _compiled(part, arm)
+                yield Job(label, work.try_rate, arguments, output, _steps(config), like=like)
 
 
 def _runs(plan: Plan, folder: Path) -> Iterator[Job]:
@@ -346,7 +346,7 @@ def _runs(plan: Plan, folder: Path) -> Iterator[Job]:
             for arm in part.read_arms:
                 place = _run_folder(plan, folder, part, arm, seed)
                 job = _run_job(plan, plan.config(part, arm, seed), place, _label(part, arm, f"seed {seed}"))
-                yield replace(job, like=f"{part.name} {arm.name}")
+                yield replace(job, like=_compiled(part, arm))
 
 
 def _untouched(plan: Plan, folder: Path) -> Iterator[Job]:
@@ -358,7 +358,12 @@ def _untouched(plan: Plan, folder: Path) -> Iterator[Job]:
                 _any_run(plan, part), mixer=pretrained.own_mixer(init), objective="ar", tokens=None, steps=0
             )
             job = _run_job(plan, config, _place(plan, folder, part) / "untouched", "the untouched model")
-            yield replace(job, like=f"{part.name} {part.read_arms[0].name}")
+            yield replace(job, like=_compiled(part, part.read_arms[0]))
+
+
+def _compiled(part: Part, arm: Arm) -> str:
+    """What its runs compile, and one process should do; "" where that is nothing."""
+    return f"{part.name} {arm.name}" if part.config.compile == "on" else ""
 
 
 def _run_job(plan: Plan, config: Any, place: Path, label: str) -> Job:
