@@ -11,12 +11,12 @@ setup: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-# The main job: train six mixers on equal terms, eight seeds each, and open the report.
+# The main job: train six mixers on equal terms, eight seeds each, and open the page that answers.
 DEMO := runs/demo
 demo: setup
 	$(BIN)/langevin compare softmax ssmax heat sigmoid sima neighbor --data stories --seeds 0-7 \
 	  --layers 2 --width 64 --context 64 --batch 32 --tokens 160000 --lr 5e-3 --equalise \
-	  --eval-tokens 8192 --test-tokens 16384 --title "Six mixers on small stories" --out $(DEMO) --open
+	  --eval-tokens 8192 --test-tokens 16384 --title "Which of six mixers learns small stories best?" --out $(DEMO) --open
 
 test: setup
 	$(BIN)/python -m pytest -n auto --dist loadfile

@@ -17,8 +17,8 @@ import torch
 
 from langevin.runs import load, train
 from langevin.settings import TrainConfig
-from langevin.studies.plan import Plan, read_arms
-from langevin.studies.runner import compare
+from langevin.studies.compare import compare
+from langevin.studies.plan import Part, Plan
 from langevin.training.start import prepared
 
 SMALL = TrainConfig(
@@ -44,16 +44,17 @@ def losses(config: TrainConfig, folder: Path) -> list[float]:
 def sharing_changes_nothing(folder: Path, tell: Callable[[str, bool, object], None]) -> None:
     """Runs with dropout that share the GPU, two at a time, are those that have it to themselves."""
     base = replace(SMALL, dropout=0.2, lr=5e-3, eval_every=10)
-    plan = Plan(read_arms(("softmax", "sigmoid")), base, (0, 1), test_tokens=2048)
+    settings = {key: value for key, value in vars(base).items() if key not in ("mixer", "seed")}
+    plan = Plan((Part(("softmax", "sigmoid"), settings),), (0, 1), test_tokens=2048)
     results = compare(plan, folder / "shared", workers=2, quiet=True)
-    for arm in results["arms"]:
-        for run in arm["runs"]:
-            shared = [row["loss"] for row in run["curve"]]
-            config = load(folder / "shared" / run["path"]).config
-            alone = losses(config, folder / "alone" / run["path"])
-            tell(f"{run['path']}: sharing changes nothing", shared == alone, (shared, alone))
-        told = (run["cost"]["tokens_per_second"], arm.get("alone"))
-        tell(f"{arm['name']} is timed alone", told[0] is None and bool(told[1]), told)
+    for arm in results.parts[0].arms:
+        for run in arm.runs:
+            place = f"{arm.name}/seed-{run.seed}"
+            shared = [point.loss for point in run.curve]
+            alone = losses(load(folder / "shared" / place).config, folder / "alone" / place)
+            tell(f"{place}: sharing changes nothing", shared == alone, (shared, alone))
+        ratio = arm.cost("time_ratio")
+        tell(f"{arm.name} is timed in turns", ratio is not None and ratio.low is not None, ratio)
 
 
 def main() -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -68,8 +67,6 @@ def compare(
     plan = terms.equalised(plan, data) if plan.equalise else plan
     sizes = terms.all_sizes(plan, data)
     display = Display(quiet)
-    for sentence in words.unequal_sizes(sizes):
-        display.say(sentence + ("" if plan.equalise else "; --equalise makes them equal"), style="yellow")
     workers = (
         1 if on == "ray" and device != "cpu" else terms.workers_for(plan, sizes, data, device, workers)
     )
@@ -79,6 +76,9 @@ def compare(
         facts = settle(plan, folder, facts)
         if workers > 1 and device != "cpu":
             display.say(f"up to {workers} runs at a time share the GPU")
+        for part in collect(plan, folder, facts, sizes).parts:
+            for sentence in words.unequal(part, "parameters"):
+                display.say(f"{sentence} --equalise makes them equal.", style="yellow")
         study = _Study(plan, folder, facts, sizes, display)
         with heeding_signals(_interrupt), crew(workers, plan.threads, device, on) as who:
             try:
@@ -117,8 +117,10 @@ class _Study:
                     "The same command tries them again.",
                 )
         tuned_plan, _ = tuned(plan, folder)
-        with self._page_on_the_way():
+        try:
             self._carry_out(who, "comparing", [*_untouched(plan, folder), *_runs(tuned_plan, folder)])
+        finally:
+            self._write()  # how far it is, also when it is stopped
         self._carry_out(who, "timing", list(_timings(tuned_plan, folder)))
 
     def _carry_out(self, who: Crew, name: str, jobs: list[Job]) -> None:
@@ -135,15 +137,8 @@ class _Study:
         if time.monotonic() - self.written > max(5.0, self.pages / SHARE_OF_TIME):
             self._write()
 
-    @contextmanager
-    def _page_on_the_way(self) -> Iterator[None]:
-        """A page says how far the study is while runs end, and when it is stopped."""
-        try:
-            yield
-        finally:
-            self._write()
-
     def _write(self) -> None:
+        """The page of a study that is on its way."""
         results = collect(self.plan, self.folder, self.facts, self.sizes)
         if any(run.status != "missing" for run in results.runs) and not results.finished:
             begin = time.monotonic()
@@ -340,8 +335,8 @@ def _trials(plan: Plan, folder: Path) -> Iterator[Job]:
                 config = plan.config(part, arm, TUNING_SEED, lr=rate, **budget)
                 arguments = {"config": config, "folder": place.absolute(), "threads": plan.threads}
                 label = _label(part, arm, f"lr {rate:g}")
-                kind = f"{part.name} {arm.name}"
-                yield Job(label, work.try_rate, arguments, place / "done.json", _steps(config), like=kind)
+                output, like = place / "done.json", _compiled(part, arm)
+                yield Job(label, work.try_rate, arguments, output, _steps(config), like=like)
 
 
 def _runs(plan: Plan, folder: Path) -> Iterator[Job]:
@@ -351,7 +346,7 @@ def _runs(plan: Plan, folder: Path) -> Iterator[Job]:
             for arm in part.read_arms:
                 place = _run_folder(plan, folder, part, arm, seed)
                 job = _run_job(plan, plan.config(part, arm, seed), place, _label(part, arm, f"seed {seed}"))
-                yield replace(job, like=f"{part.name} {arm.name}")
+                yield replace(job, like=_compiled(part, arm))
 
 
 def _untouched(plan: Plan, folder: Path) -> Iterator[Job]:
@@ -362,7 +357,13 @@ def _untouched(plan: Plan, folder: Path) -> Iterator[Job]:
             config = replace(
                 _any_run(plan, part), mixer=pretrained.own_mixer(init), objective="ar", tokens=None, steps=0
             )
-            yield _run_job(plan, config, _place(plan, folder, part) / "untouched", "the untouched model")
+            job = _run_job(plan, config, _place(plan, folder, part) / "untouched", "the untouched model")
+            yield replace(job, like=_compiled(part, part.read_arms[0]))
+
+
+def _compiled(part: Part, arm: Arm) -> str:
+    """What its runs compile, and one process should do; "" where that is nothing."""
+    return f"{part.name} {arm.name}" if part.config.compile == "on" else ""
 
 
 def _run_job(plan: Plan, config: Any, place: Path, label: str) -> Job:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from langevin.evaluation.rows import Metric, Row
 from langevin.studies.inference import ERROR_RATE
@@ -16,6 +15,7 @@ from langevin.studies.numbers import counted, in_words, listed, p_value, percent
 from langevin.studies.plan import Claim, Plan, seeds_in_words
 from langevin.studies.results import (
     CONFIRMED,
+    COSTS,
     TO_MATCH,
     Answer,
     ArmResult,
@@ -25,9 +25,6 @@ from langevin.studies.results import (
     Results,
     Verdict,
 )
-
-if TYPE_CHECKING:
-    from langevin.studies.terms import Sizes
 
 LONGEST_ANSWER = 30  # words
 TOLERANCE = 0.01  # arms whose sizes differ by no more than this are called equal
@@ -182,11 +179,8 @@ def _leading(results: Results, primary: list[Contrast]) -> str:
         return "Nothing can be compared."
     most = max(seen, key=lambda c: abs(c.relative or 0))
     text = f"Seen, not confirmed: {arm_of(most)} against {most.against}, {observed(results, most)}."
-    return (
-        text
-        if len(text.split()) <= LONGEST_ANSWER
-        else f"Seen, not confirmed: {arm_of(most)} differs most."
-    )
+    short = len(text.split()) <= LONGEST_ANSWER
+    return text if short else f"Seen, not confirmed: {arm_of(most)} differs most."
 
 
 def _by(results: Results, contrast: Contrast) -> str:
@@ -237,7 +231,7 @@ def _more(plan: Plan, results: Results, primary: list[Contrast]) -> list[str]:
         )
     diverged = sorted({arm.name for part in results.parts for arm in part.arms if _diverged(arm)})
     if diverged:
-        found.append(f"Runs of {listed(diverged)} diverged: they count as worse than any that did not.")
+        found.append(f"Runs of {listed(diverged)} diverged: they rank after all that did not.")
     if results.within is not None:
         found += _near(results)
     open_ = [c for c in primary if c.state in ("not confirmed", "does not survive", "not proven")]
@@ -340,27 +334,14 @@ def _ours(results: Results, claim: Claim, c: Contrast) -> str:
     return text
 
 
-def unequal_sizes(sizes: Sizes) -> list[str]:
-    """A sentence for each arm whose parameters differ from the first arm's by more than 1 %."""
-    first: dict[str, tuple[str, float]] = {}
-    found = []
-    for (part, arm), rows in sizes.items():
-        name, base = first.setdefault(part, (arm, rows[0].value))
-        share = rows[0].value / base - 1
-        if abs(share) > TOLERANCE:
-            count = f"{arm} has {rows[0].value:,.0f} parameters"
-            found.append(f"{count}, {percent(share, sign=True)} against {name} ({base:,.0f})")
-    return found
-
-
 def not_controlled(plan: Plan, results: Results) -> Iterator[str]:
     """What could explain a difference, or its absence, besides the arms themselves."""
     yield from plan.notes
     yield _tuning(plan, results)
     for part in results.parts:
         at = f"{part.name}: " if part.name else ""
-        for name, what in (("parameters", "parameters"), ("flops_per_token", "FLOPs a token")):
-            yield from (at + sentence for sentence in _unequal(part, name, what))
+        for name in ("parameters", "flops_per_token"):
+            yield from (at + sentence for sentence in unequal(part, name))
         others = [f"{a.name} ({', '.join(own)})" for a in part.arms if (own := _own_settings(plan, a))]
         if others:
             yield f"{at}Settings of their own besides the mixer: {listed(others)}."
@@ -413,7 +394,8 @@ def _own_settings(plan: Plan, arm: ArmResult) -> list[str]:
     return [f"{key} {value}" for key, value in arm.settings.items() if key not in hidden]
 
 
-def _unequal(part: PartResult, name: str, what: str) -> Iterator[str]:
+def unequal(part: PartResult, name: str) -> Iterator[str]:
+    """Where arms differ in a size from the first arm by more than 1 %."""
     base = part.reference.cost(name)
     found = []
     for arm in part.arms[1:]:
@@ -422,7 +404,7 @@ def _unequal(part: PartResult, name: str, what: str) -> Iterator[str]:
             share = row.value / base.value - 1
             found.append(f"{arm.name} {percent(abs(share))} {'more' if share > 0 else 'fewer'}")
     if found:
-        yield f"Against {part.reference.name}, not the same {what}: {listed(found)}."
+        yield f"Against {part.reference.name}, not the same {COSTS[name].label}: {listed(found)}."
 
 
 def _still_improving(arm: ArmResult) -> bool:
