@@ -139,14 +139,16 @@ def _comparable(runs: list[Run], evaluations: list[dict[str, Any]]) -> None:
 
 
 def _shared(runs: list[Run]) -> dict[str, Any]:
-    """The settings that all runs have in common."""
+    """The settings that all runs have in common; the budget as a whole, or not."""
     every = [asdict(run.config) for run in runs]
     common = {key: value for key, value in every[0].items() if all(other[key] == value for other in every)}
-    return {key: value for key, value in common.items() if key not in ("mixer", "seed", "minutes")}
+    own = {"mixer", "seed", "minutes", *(BUDGET if any(key not in common for key in BUDGET) else ())}
+    return {key: value for key, value in common.items() if key not in own}
 
 
 def _arm(run: Run, shared: dict[str, Any]) -> Arm:
-    told = {"mixer", *shared, *INCIDENTAL, *FIXED, *BUDGET}
+    told = {"mixer", *shared, *INCIDENTAL, *FIXED}
     changes = {key: value for key, value in asdict(run.config).items() if key not in told}
-    name = ", ".join([run.config.mixer, *(f"{key}={value}" for key, value in changes.items())])
-    return Arm(name, {"mixer": run.config.mixer, **changes})
+    named = {key: value for key, value in changes.items() if key not in BUDGET or value is not None}
+    mixer = {"mixer": run.config.mixer}
+    return Arm(Arm("", {**mixer, **named}).plain, {**mixer, **changes})

@@ -70,14 +70,18 @@ class Arm:
         return Arm(name, changes)
 
     @property
+    def plain(self) -> str:
+        """Its settings, without a name."""
+        others = [f"{key}={_written(value)}" for key, value in self.changes.items() if key != "mixer"]
+        return ", ".join([self.changes["mixer"], *others])
+
+    @property
     def text(self) -> str:
         """What the command line takes."""
-        others = [f"{key}={_written(value)}" for key, value in self.changes.items() if key != "mixer"]
-        plain = ", ".join([self.changes["mixer"], *others])
-        if self.name == plain:
-            return plain
+        if self.name == self.plain:
+            return self.plain
         name = self.name if re.fullmatch(r"[^=()\[\],']+", self.name) else f'"{self.name}"'
-        return f"{name}={plain}"
+        return f"{name}={self.plain}"
 
     @property
     def slug(self) -> str:
@@ -461,7 +465,7 @@ def _scalar(text: str) -> Any:
 
 def _written(value: Any) -> str:
     """What `_scalar` reads."""
-    return "null" if value is None else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _plain(value: Any) -> Any:

@@ -350,7 +350,8 @@ def not_controlled(plan: Plan, results: Results) -> Iterator[str]:
             yield f"{at}Still improving when the budget ended: {listed(late)}; more could change the order."
     yield from _seeds(results)
     data = results.data.get("name")
-    yield f"One data set ({data}) and one budget ({_budget(plan)}): others were not tried."
+    budget = "" if results.exploratory else f" and one budget ({_budget(plan)})"
+    yield f"One data set ({data}){budget}: others were not tried."
     made = {
         tuple(run.environment.get(k) for k in ("device", "torch", "commit"))
         for run in results.runs
