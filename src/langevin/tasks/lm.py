@@ -179,7 +179,7 @@ def _attention(model: Any, windows: Any) -> list[dict[str, Any]]:
             weights = model(inputs, output_attentions=True, use_cache=False).attentions
     except UsageError:  # an attention-free layer has no weights
         return []
-    visible = View.of(inputs.shape[1], inputs.shape[1], causal=True).mask()[:, 0]
+    visible = View.of(inputs.shape[1], inputs.shape[1], causal=True).mask()
     return [
         {"layer": layer, **asdict(head)}
         for layer, w in enumerate(weights)
