@@ -118,7 +118,7 @@ class LanguageModelling(Task):
             tokens = torch.from_numpy(corpus.tokens(name)[:limit].astype("int64"))
             return Strided(tokens, context, stride, batch, counts=corpus.scored)
 
-        model = model.to(device)
+        model = model.to(device).eval()
         fit = calibration.fit_temperature(model, windows("valid"), device=device)
         plain, scaled = likelihood.score_at(model, windows(split), (1.0, fit.value), device=device)
         # In a stream the first token is context; the first of a document follows its separator.
