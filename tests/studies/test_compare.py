@@ -284,7 +284,7 @@ def test_a_run_that_diverges_is_a_record_and_no_failure(tmp_path, monkeypatch, c
     command = ["compare", "softmax", "wild=ssmax, lr=1e15", *flags(tmp_path, **DIVERGING)]
     command += ["--seeds", "0", "--out", str(out), "--workers", "0", "--quiet"]
     assert cli.main(command) == 0
-    assert "Runs of wild diverged: they count as worse" in capsys.readouterr().out
+    assert "Runs of wild diverged" in capsys.readouterr().out
     record = json.loads((out / "wild" / "seed-0" / "done.json").read_text())
     assert record["status"] == "diverged"
     assert "\n" not in record["error"]
@@ -299,11 +299,9 @@ def test_a_run_that_diverges_is_a_record_and_no_failure(tmp_path, monkeypatch, c
 MOMENTS = {
     "while the plan is written": (compare, "settle", 1),
     "in the middle of the second run": (loop.Trainer, "_compute", 8 + 5),
-    "before anything is measured": (work, "measured", 1),
     "while it is measured": (work, "sample", 2),
-    "before the record is written": (jobs, "write_json", 1),
-    "before the second record is written": (jobs, "write_json", 2),
-    "between runs": (work, "run", 3),
+    "before a record is written": (jobs, "write_json", 2),
+    "between runs": (work, "run", 2),
     "in a page on the way": (compare, "write_report", 1),
     "before the costs": (work, "in_turns", 1),
     "before the last page": (compare._Study, "conclude", 1),
@@ -331,7 +329,7 @@ def dies(one, folder, where, name, count, **how) -> None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     home = tmp_path_factory.mktemp("whole")
-    one = plan(home, seeds=(0, 1), shape=OFTEN, along=True)
+    one = plan(home, seeds=(0,), shape=OFTEN, along=True)
     compared(one, home / "cmp")
     return one, timeless(home / "cmp")
 
@@ -355,11 +353,11 @@ def test_one_folder_takes_one_comparison_at_a_time(tmp_path):
 
 def test_a_page_on_the_way_has_curves_and_no_verdict_and_reloads_itself(tmp_path, whole):
     one, _ = whole
-    dies(one, tmp_path / "cmp", work, "run", 3)
+    dies(one, tmp_path / "cmp", work, "run", 2)
     study = compare._Study(one, tmp_path / "cmp", read_plan(tmp_path / "cmp")[1], {}, compare.Display(True))
     study._write()
     written = results_in(tmp_path / "cmp")
-    assert written["verdict"]["answer"] == "No answer yet: 2 of 4 runs have ended."
+    assert written["verdict"]["answer"] == "No answer yet: 1 of 2 runs have ended."
     assert all(c["p"] is None and c["state"] == "not judged" for c in written["contrasts"])
     assert 'http-equiv="refresh"' in (tmp_path / "cmp" / "report.html").read_text()
     compared(one, tmp_path / "cmp")

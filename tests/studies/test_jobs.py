@@ -176,17 +176,17 @@ def assert_the_group_goes(group: int) -> None:
 
 
 def test_a_killed_command_leaves_no_worker_behind_and_the_study_goes_on(tmp_path):
-    """kill -9 of the command alone, in the middle of a run; several processes go on, and end where this one
-    does alone."""
-    shape = {"steps": 150, "eval_every": 50, "checkpoint_every": 10, "dropout": 0.1}
+    """kill -9 of the command alone, in the middle of a run; this process goes on, and ends where it does
+    alone."""
+    shape = {"steps": 100, "eval_every": 50, "checkpoint_every": 10, "dropout": 0.1}
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = start(tmp_path, killed, **shape)
     when(lambda: any(killed.glob("softmax/seed-0/checkpoints/step-*")), process)
     process.kill()
     process.communicate()
     assert_the_group_goes(process.pid)
-    for folder, workers in ((killed, 2), (whole, 0)):
-        compared(plan(tmp_path, "softmax", "heat(t='head')", shape=shape), folder, workers=workers)
+    for folder in (killed, whole):
+        compared(plan(tmp_path, "softmax", "heat(t='head')", shape=shape), folder)
     assert timeless(killed, "commands") == timeless(whole, "commands")
     assert results_in(killed)["commands"][0].startswith("langevin compare softmax")
 
