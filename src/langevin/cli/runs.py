@@ -56,7 +56,7 @@ class Data:
                 raise UsageError(
                     f"data list takes no names, not {self.names[0]}", "To fetch one: langevin data prepare."
                 )
-            print_rows([asdict(row) for row in data.names()], self.json)
+            print_rows(data.names(), self.json)
             return 0
         if not self.names:
             raise UsageError("no data set was named", "See langevin data list.")
