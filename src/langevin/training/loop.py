@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from langevin.data.feed import chunks
 from langevin.errors import Diverged, UsageError
@@ -60,8 +60,10 @@ class Trainer:
                 f"{self.world.size} processes do not divide a batch of {config.batch}",
                 "Choose another --batch or number of processes.",
             )
-        self.forward: Any = parallel.spread(model, config.parallel, self.world)
-        if self.world.size > 1 and config.parallel == "fsdp" and config.optimizer == "muon":
+        self.forward = model
+        if self.world.size > 1 and config.parallel == "ddp":
+            self.forward = nn.parallel.DistributedDataParallel(model)
+        elif self.world.size > 1 and config.optimizer == "muon":
             raise UsageError("muon needs whole matrices, which fsdp does not keep", "Use --parallel ddp.")
         self.update = Update(model, config)
         if config.checkpointing:

@@ -151,7 +151,9 @@ def resolved(config: TrainConfig, device: str) -> TrainConfig:
 def _absolute(data: str) -> str:
     """A path that will be right from any folder; a name stays one."""
     place = Path(data).expanduser()
-    return str(place.absolute()) if place.exists() and data not in {row.name for row in names()} else data
+    return (
+        str(place.absolute()) if place.exists() and data not in {row["name"] for row in names()} else data
+    )
 
 
 def build(config: TrainConfig, data: Any, spread: bool = False) -> Any:
