@@ -194,7 +194,6 @@ def test_the_true_entropy_is_in_the_manifest_for_every_split(stories):
     facts = stories.manifest["splits"]["test"]
     assert known["nats"] == pytest.approx(nats, rel=1e-12)
     assert known["nats_per_token"] == stories.true_nats_per_token("test") == nats / facts["tokens"]
-    assert known["nats_per_character"] == nats / facts["characters"]
     assert stories.manifest["facts"]["nats_per_story"] == NATS_PER_STORY
     assert stories.manifest["repeated"] == {"train": 0, "valid": 0, "test": 0}
 

@@ -232,11 +232,11 @@ def test_a_fetch_that_fails_leaves_nothing(tmp_path, monkeypatch):
 
 def test_names_says_what_is_here(tmp_path):
     write(tmp_path / "data" / "tinystories", {"train.txt": "abc", "test.txt": "de"})
-    rows = {row.name: row for row in names()}
+    rows = {row["name"]: row for row in names()}
     assert set(rows) == {*GENERATED, *NAMED}
-    assert (rows["stories"].here, rows["stories"].kind) == (True, "generated")
-    assert (rows["tinystories"].here, rows["tinystories"].bytes) == (True, 5)
-    assert (rows["wikitext-2"].here, rows["wikitext-2"].bytes) == (False, None)
+    assert (rows["stories"]["here"], rows["stories"]["kind"]) == (True, "generated")
+    assert (rows["tinystories"]["here"], rows["tinystories"]["bytes"]) == (True, 5)
+    assert (rows["wikitext-2"]["here"], rows["wikitext-2"]["bytes"]) == (False, None)
 
 
 REAL = {

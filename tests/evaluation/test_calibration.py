@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from synthetic import VOCABULARY, bigram_table, bigram_text, next_token_oracle, oracle_text
 
-from langevin.errors import UsageError
-from langevin.evaluation.calibration import equal_mass, equal_width, measure, noise_floors
+from langevin.evaluation.calibration import equal_mass, measure, noise_floor
 from langevin.evaluation.likelihood import TokenScores, score
 from langevin.objectives import ar
 
@@ -61,11 +60,10 @@ def random_predictions(n, seed):
 @pytest.mark.parametrize("n", [1, 2, 7, 15, 16, 500])
 def test_errors_equal_plain_loops_with_ties_and_confidence_0_and_1(n, seed):
     confidence, correct = random_predictions(n, seed)
-    root, l1 = plain_adaptive(confidence.tolist(), correct.tolist())
+    root, _ = plain_adaptive(confidence.tolist(), correct.tolist())
     found = measured(confidence, correct)
     assert found.ece.value == pytest.approx(plain_ece(confidence, correct), abs=1e-12)
     assert found.adaptive_ece.value == pytest.approx(root, abs=1e-9)
-    assert found.adaptive_ece_l1.value == pytest.approx(l1, abs=1e-12)
 
 
 def test_errors_do_not_depend_on_the_order_of_tokens():
@@ -101,11 +99,8 @@ def test_measure_reports_what_the_plain_functions_do():
     scores = scored(confidence, correct, np.arange(400) // 9)
     found = measure(scores, resamples=200, simulations=50)
     assert found.ece.value == pytest.approx(plain_ece(confidence, correct))
-    root, l1 = plain_adaptive(confidence.tolist(), correct.tolist())
-    assert (found.adaptive_ece.value, found.adaptive_ece_l1.value) == (
-        pytest.approx(root),
-        pytest.approx(l1),
-    )
+    root, _ = plain_adaptive(confidence.tolist(), correct.tolist())
+    assert found.adaptive_ece.value == pytest.approx(root)
     assert found.top1_brier.value == pytest.approx(((confidence - correct) ** 2).mean())
     assert found.overconfidence.value == pytest.approx(confidence.mean() - correct.mean())
     assert (found.tokens, found.units) == (400, 45)
@@ -148,42 +143,34 @@ def of_bigram(sharper: float, n: int = 40_000):
 
 
 def test_calibrated_models_sit_inside_their_noise_floor_95_times_in_100():
-    inside = np.zeros(3)
+    inside = 0
     for seed in range(60):
         table = bigram_table(seed=seed)
         windows = ar.Strided(bigram_text(table, 3000, seed=100 + seed), length=64)
         found = measure(score(lambda x, t=table: t[x], windows, device="cpu"), resamples=2, simulations=200)
-        inside += [
-            found.ece.value <= found.ece_floor.high,
-            found.adaptive_ece.value <= found.adaptive_ece_floor.high,
-            found.adaptive_ece_l1.value <= found.adaptive_ece_l1_floor.high,
-        ]
-    assert (inside >= 0.87 * 60).all()
+        inside += found.ece.value <= found.ece_floor.high
+    assert inside >= 0.87 * 60
 
 
 def test_a_calibrated_model_scores_what_it_expects_of_itself():
     found = of_bigram(1.0)
     assert found.ece.value <= found.ece_floor.high
     assert found.adaptive_ece.low == 0
-    assert found.brier.low <= found.brier_if_calibrated <= found.brier.high
-    assert found.top1_brier.low <= found.top1_brier_if_calibrated <= found.top1_brier.high
     assert found.overconfidence.low <= 0 <= found.overconfidence.high
 
 
 def test_an_overconfident_model_is_far_outside_its_noise_floor():
     found = of_bigram(1.5)
     assert found.ece.low > 10 * found.ece_floor.high
-    assert found.adaptive_ece.low > 10 * found.adaptive_ece_floor.high
-    assert found.adaptive_ece_l1.low > 10 * found.adaptive_ece_l1_floor.high
+    assert found.adaptive_ece.low > 0.05
     assert found.overconfidence.low > 0.05
 
 
 def test_the_noise_floor_is_the_mean_absolute_deviation_of_each_bin():
     """With many tokens a bin's gap is normal: E|gap| = √(2/π) · √(Σ c(1-c)) / n."""
     confidence = np.random.default_rng(0).beta(1, 2, 30_000)
-    edges = (equal_width(), equal_mass(confidence))
-    width, _, mass = noise_floors(confidence, edges, simulations=1000, seed=0)
-    for floor, inner in zip((width, mass), edges, strict=True):
+    for inner in (np.arange(1, 15) / 15, equal_mass(confidence, 15)):
+        floor = noise_floor(confidence, inner, simulations=1000, seed=0)
         index = np.searchsorted(inner, confidence)
         spread = np.sqrt(np.bincount(index, weights=confidence * (1 - confidence)))
         assert floor.mean == pytest.approx(math.sqrt(2 / math.pi) * spread.sum() / 30_000, rel=0.03)
@@ -198,7 +185,7 @@ def test_the_debiased_error_is_nearly_unbiased_where_the_plain_one_is_not():
         correct = draw.random(1000) < confidence - 0.03
         found = measured(confidence, correct)
         squares.append(found.adaptive_ece.value**2)
-        plain.append(found.adaptive_ece_l1.value)
+        plain.append(plain_adaptive(confidence.tolist(), correct.tolist())[1])
     assert np.mean(plain) > 0.042
     assert math.sqrt(np.mean(squares)) == pytest.approx(0.03, abs=0.005)
 
@@ -219,17 +206,8 @@ def test_intervals_cover_the_true_calibration_error_about_95_times_in_100():
 def test_a_perfect_model_has_an_ece_of_0_and_no_noise():
     found = measure(score(next_token_oracle, ar.Strided(oracle_text(300), length=20), device="cpu"))
     assert (found.ece.value, found.ece.low, found.ece.high) == (0, 0, 0)
-    assert (found.ece_floor.mean, found.adaptive_ece_floor.high) == (0, 0)
+    assert (found.ece_floor.mean, found.ece_floor.high) == (0, 0)
     assert found.reliability[14].count == 299
-
-
-def test_confidences_that_are_no_probabilities_are_refused():
-    with pytest.raises(UsageError, match="outside 0 to 1"):
-        measured([0.2, 1.2], [True, False])
-    with pytest.raises(UsageError, match="outside 0 to 1"):
-        measured([0.2, math.nan], [True, False])
-    with pytest.raises(UsageError, match="equal length"):
-        measured([0.2], [True, False])
 
 
 def test_float32_and_float64_scores_agree():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -87,7 +87,7 @@ def _listed(kind: str) -> list[dict[str, Any]]:
     if kind == "data":
         from langevin import data
 
-        return [asdict(row) for row in data.names()]
+        return data.names()
     if kind == "recipes":
         from langevin.studies import recipe
 

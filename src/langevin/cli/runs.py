@@ -12,20 +12,7 @@ import tyro
 from langevin.cli.tables import console_for, interval, print_pairs, print_rows, table_of
 from langevin.errors import UsageError
 from langevin.registry import written
-from langevin.settings import (
-    GROUPS,
-    BudgetSettings,
-    DataSettings,
-    ModelSettings,
-    ObjectiveSettings,
-    OptimisationSettings,
-    RunSettings,
-    TaskSettings,
-    TrainConfig,
-    check_count,
-    check_seed,
-    read_seeds,
-)
+from langevin.settings import GROUPS, TrainConfig, check_count, check_seed, read_seeds
 from langevin.tasks import TASKS
 
 BUDGETS = ("--tokens", "--steps", "--minutes")
@@ -56,7 +43,7 @@ class Data:
                 raise UsageError(
                     f"data list takes no names, not {self.names[0]}", "To fetch one: langevin data prepare."
                 )
-            print_rows([asdict(row) for row in data.names()], self.json)
+            print_rows(data.names(), self.json)
             return 0
         if not self.names:
             raise UsageError("no data set was named", "See langevin data list.")
@@ -72,19 +59,14 @@ class Data:
         return 0
 
 
-@dataclass(frozen=True)
-class WithSettings:
-    """The settings of training runs, in groups; those of the task itself join them when it is known."""
+WITHOUT_PREFIX: Any = tyro.conf.OmitArgPrefixes
+GROUPED = [(name, WITHOUT_PREFIX[kind], field(default_factory=kind)) for name, kind in GROUPS.items()]
+Groups: Any = make_dataclass("Groups", GROUPED, frozen=True)
 
-    task: tyro.conf.OmitArgPrefixes[TaskSettings] = field(default_factory=TaskSettings)
-    data: tyro.conf.OmitArgPrefixes[DataSettings] = field(default_factory=DataSettings)
-    objective: tyro.conf.OmitArgPrefixes[ObjectiveSettings] = field(default_factory=ObjectiveSettings)
-    model: tyro.conf.OmitArgPrefixes[ModelSettings] = field(default_factory=ModelSettings)
-    optimisation: tyro.conf.OmitArgPrefixes[OptimisationSettings] = field(
-        default_factory=OptimisationSettings
-    )
-    budget: tyro.conf.OmitArgPrefixes[BudgetSettings] = field(default_factory=BudgetSettings)
-    run: tyro.conf.OmitArgPrefixes[RunSettings] = field(default_factory=RunSettings)
+
+@dataclass(frozen=True)
+class WithSettings(Groups):
+    """The settings of training runs, in groups; those of the task itself join them when it is known."""
 
     @classmethod
     def started(cls, arguments: list[str]) -> Any:
@@ -112,7 +94,7 @@ class WithSettings:
         task = TASKS.parse(flag(arguments, "--task") or parts["task"].task)
         if not fields(task):
             return cls(**parts, **options)
-        own = (task.name, tyro.conf.OmitArgPrefixes[type(task)], field(default=task))  # type: ignore[misc]
+        own = (task.name, WITHOUT_PREFIX[type(task)], field(default=task))
         kind: Any = make_dataclass(cls.__name__, [own], bases=(cls,), frozen=True)
         kind.__doc__ = cls.__doc__
         return kind(**parts, **options)

@@ -6,14 +6,13 @@ corpus.batch("train", step, seed=0, batch=32, context=256)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from langevin.data.corpus import Corpus, same_data
 from langevin.data.shards import tokenised
-from langevin.data.sources import GENERATED, NAMED, find
+from langevin.data.sources import GENERATED, NAMED, NamedText, find
 
-__all__ = ["Corpus", "Listed", "names", "prepare", "same_data"]
+__all__ = ["Corpus", "names", "prepare", "same_data"]
 
 
 def prepare(name: str, tokenizer: str | None = None, *, progress: bool = True, **settings: Any) -> Corpus:
@@ -30,28 +29,18 @@ def prepare(name: str, tokenizer: str | None = None, *, progress: bool = True, *
     return tokenised(source, source.tokenizer if tokenizer is None else tokenizer, progress)
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A source as `langevin data list` shows it."""
-
-    name: str
-    kind: str
-    about: str
-    tokenizer: str  # the usual one
-    here: bool  # whether it can be prepared without network
-    bytes: int | None  # of its files, when they are here
-
-
-def names() -> list[Listed]:
-    """The sources that have a name."""
-    rows = [
-        Listed(name, "generated", kind.about, kind.tokenizer, True, None)
-        for name, kind in GENERATED.items()
-    ]
-    for name, text in NAMED.items():
-        folder = text.folder(name)
-        paths = [] if folder is None else [folder / file for file in text.files]
-        here = bool(paths) and all(path.is_file() for path in paths)
-        size = sum(path.stat().st_size for path in paths) if here else None
-        rows.append(Listed(name, "text", text.about, text.tokenizer, here, size))
+def names() -> list[dict[str, Any]]:
+    """The sources that have a name; here: whether they can be prepared without network."""
+    rows: list[dict[str, Any]] = []
+    every: dict[str, Any] = {**GENERATED, **NAMED}
+    for name, source in every.items():
+        row = {"name": name, "kind": "generated", "about": source.about, "tokenizer": source.tokenizer}
+        if isinstance(source, NamedText):
+            folder = source.folder(name)
+            paths = [] if folder is None else [folder / file for file in source.files]
+            here = bool(paths) and all(path.is_file() for path in paths)
+            size = sum(path.stat().st_size for path in paths) if here else None
+            rows.append({**row, "kind": "text", "here": here, "bytes": size})
+        else:
+            rows.append({**row, "here": True, "bytes": None})
     return rows

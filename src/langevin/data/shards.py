@@ -258,19 +258,12 @@ def _start(folder: Path, texts: Texts, train: Shard) -> list[int]:
 
 def _true_entropy(texts: Texts, shards: dict[str, Shard]) -> dict[str, Any]:
     """-ln p of each split under the distribution it was drawn from: what a perfect model would score."""
-    if not texts.nats:
-        return {}
-
-    def per(shard: Shard, nats: float) -> dict[str, float]:
-        documents = len(shard.hashes)
-        return {
-            "nats": nats,
-            "nats_per_document": nats / documents,
-            "nats_per_character": nats / shard.characters,
-            "nats_per_token": nats / (shard.tokens - documents * (shard.layout == "bos text")),
-        }
-
-    return {"true_entropy": {split: per(shards[split], nats) for split, nats in texts.nats.items()}}
+    found = {}
+    for split, nats in texts.nats.items():
+        shard = shards[split]
+        asked_for = shard.tokens - len(shard.hashes) * (shard.layout == "bos text")
+        found[split] = {"nats": nats, "nats_per_token": nats / asked_for}
+    return {"true_entropy": found} if found else {}
 
 
 def _repeated(texts: Texts, shards: dict[str, Shard]) -> dict[str, Any]:

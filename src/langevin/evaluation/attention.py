@@ -4,13 +4,11 @@ B batch, H heads, Q queries, K keys; the queries are the last Q of the K positio
 weights come from a forward pass: a mixer's `return_weights=True`, or a model's `output_attentions=True`.
 
 Weights are read as shares p_ij = |w_ij| / Σ_j |w_ij|. For softmax that changes nothing; weights that do not
-sum to one (sigmoid) or may be negative (sima) get this meaning; `rescaled`, `row_sum`, `negative` say so.
+sum to one (sigmoid) or may be negative (sima) get this meaning, and `row_sum` says so.
 
     entropy       -Σ_j p_ij ln p_ij, and as a fraction of ln n_i (queries that see two keys or more)
     sink          p of the first key that the query sees
     radius        the smallest r with Σ_{|i-j| <= r} p_ij >= 50, 90, 95, 99 %
-    outside       Σ_{|i-j| > r} p_ij for r = 5, 10, 20, 50, 100
-    by_distance   the mean p of the visible pairs with |i-j| = 0, 1, 2, ...
 
 All are means over queries that see and weigh something; radii also have medians.
 """
@@ -27,8 +25,6 @@ from langevin.mixers.neighbor import NeighborMixer
 from langevin.models.attention import QKV
 
 SHARES = (0.5, 0.9, 0.95, 0.99)
-RADII = (5, 10, 20, 50, 100)
-_ONE = 1e-2  # how far from 1 a row may sum and still count as normalised: bfloat16 rounds
 _ROUNDING = 1e-6
 
 
@@ -49,25 +45,14 @@ class Head:
     relative_entropy: float | None  # of ln n; None where no query sees two keys
     sink: float
     radius: tuple[Radius, ...]
-    outside: dict[int, float]
-    by_distance: tuple[float | None, ...]  # None where no visible pair is that far apart
     row_sum: float  # mean Σ_j w_ij as it came
-    negative: float  # mean share of negative weights in Σ_j |w_ij|
-    rescaled: bool  # whether |w| / Σ|w| differs from w
 
 
 def attention_statistics(weights_BHQK: Tensor, visible: Tensor) -> list[Head]:
     """The statistics of every head; visible is True where a query may see a key, as View.mask gives it:
-    (B or 1, 1, Q, K) or (B or 1, Q, K)."""
+    (B or 1, 1, Q, K)."""
     B, H, Q, K = weights_BHQK.shape
-    if visible.ndim == 4 and visible.shape[1] == 1:
-        visible = visible[:, 0]
-    if visible.dtype != torch.bool or visible.ndim != 3 or visible.shape[1:] != (Q, K):
-        raise UsageError(
-            f"visible is {visible.dtype} of shape {tuple(visible.shape)}, expected bool (B, {Q}, {K})",
-            "Pass the mask of the view: True where a query may see a key.",
-        )
-    seen_BQK = visible.expand(B, Q, K).to(weights_BHQK.device)
+    seen_BQK = visible[:, 0].expand(B, Q, K).to(weights_BHQK.device)
     return [_head(h, weights_BHQK[:, h].double(), seen_BQK) for h in range(H)]
 
 
@@ -82,23 +67,17 @@ def _head(head: int, w_BQK: Tensor, seen_BQK: Tensor) -> Head:
     _, Q, K = w_BQK.shape
     place = torch.arange(K, device=w_BQK.device)
     distance_QK = (place[K - Q :, None] - place).abs()
-    total_BQ = w_BQK.abs().sum(-1)
-    alive_BQ = total_BQ > 0
+    alive_BQ = (w_BQK != 0).any(-1)
     if not bool(alive_BQ.any()):
         raise UsageError(f"no query of head {head} gives weight to any key")
     distance_NK = distance_QK.expand_as(w_BQK)[alive_BQ]
-    w, seen, total = w_BQK[alive_BQ], seen_BQK[alive_BQ], total_BQ[alive_BQ]
-    p = w.abs() / total[:, None]
+    w, seen = w_BQK[alive_BQ], seen_BQK[alive_BQ]
+    p = w.abs() / w.abs().sum(-1, keepdim=True)
     n = seen.sum(-1)
     entropy = -torch.special.xlogy(p, p).sum(-1)
     several = n > 1
     first = seen.int().argmax(-1, keepdim=True)  # the first of the largest
-    furthest = int(distance_NK.max())
-    at_distance = p.new_zeros(len(p), furthest + 1).scatter_add_(-1, distance_NK, p)
-    within = at_distance.cumsum(-1)
-    pairs = torch.bincount(distance_NK[seen], minlength=furthest + 1)
-    row_sum = w.sum(-1)
-    rescaled = bool((w < 0).any()) or float((row_sum - 1).abs().max()) > _ONE
+    within = torch.zeros_like(p).scatter_add_(-1, distance_NK, p).cumsum(-1)
     return Head(
         head=head,
         queries=len(p),
@@ -106,14 +85,7 @@ def _head(head: int, w_BQK: Tensor, seen_BQK: Tensor) -> Head:
         relative_entropy=float((entropy / n.log())[several].mean()) if bool(several.any()) else None,
         sink=float(p.gather(-1, first).mean()),
         radius=tuple(_radius(within, share) for share in SHARES),
-        outside={r: float((1 - within[:, min(r, furthest)]).mean().clamp_min(0)) for r in RADII},
-        by_distance=tuple(
-            mass / count if count else None
-            for mass, count in zip(at_distance.sum(0).tolist(), pairs.tolist(), strict=True)
-        ),
-        row_sum=float(row_sum.mean()),
-        negative=float((w.clamp_max(0).abs().sum(-1) / total).mean()),
-        rescaled=rescaled,
+        row_sum=float(w.sum(-1).mean()),
     )
 
 

@@ -6,14 +6,13 @@
 
 Tokens are sorted into bins b by top-1 confidence c. With n_b tokens, accuracy a_b and mean confidence c_b,
 
-    ECE                   Σ_b n_b/n |a_b - c_b|                                    15 bins of equal width
-    adaptive ECE, L1      the same                                                 15 bins of equal mass
-    adaptive ECE          √ Σ_b n_b/n ( (a_b - c_b)² - a_b (1 - a_b) / (n_b - 1) )   15 bins of equal mass
+    ECE             Σ_b n_b/n |a_b - c_b|                                     15 bins of equal width
+    adaptive ECE    √ Σ_b n_b/n ( (a_b - c_b)² - a_b (1 - a_b) / (n_b - 1) )   15 bins of equal mass
 
-The last is the debiased estimator of Kumar et al. (2019, arXiv 1909.10155): the subtracted term is what
-sampling alone adds to the square, so the sum of a calibrated model is about 0 (and its root is taken of 0
-where the sum is negative). It is a root mean square, and as such larger than a mean of absolute errors. The
-other two are positive even for a perfectly calibrated model: by how much, says the noise floor.
+ECE is positive even for a perfectly calibrated model: by how much, says the noise floor. Adaptive ECE is
+the debiased estimator of Kumar et al. (2019, arXiv 1909.10155): the subtracted term is what sampling alone
+adds to the square, so the sum of a calibrated model is about 0 (and its root is taken of 0 where the sum is
+negative). It is a root mean square, and as such larger than a mean of absolute errors.
 
 Bins are (low, high], and 0 belongs to the first; equal confidences always share a bin.
 """
@@ -27,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from langevin.errors import UsageError
@@ -49,12 +48,7 @@ _CLOSE = 5e-4  # in log2 β, 0.035 %
 _LEAST_ENERGY = 1e-30
 
 
-def equal_width(bins: int = BINS) -> Array:
-    """The inner edges 1/bins, 2/bins, ..."""
-    return np.arange(1, bins) / bins
-
-
-def equal_mass(confidence: Array, bins: int = BINS) -> Array:
+def equal_mass(confidence: Array, bins: int) -> Array:
     """The inner edges: the ⌈n/bins⌉th, ⌈2n/bins⌉th, ... smallest confidence."""
     rank = -(-np.arange(1, bins) * len(confidence) // bins)
     return np.sort(confidence)[rank - 1]
@@ -88,10 +82,6 @@ def _debiased_square(sums: Array) -> Array:
     return total
 
 
-def _root(square: float) -> float:
-    return math.sqrt(max(square, 0.0))
-
-
 @dataclass(frozen=True)
 class Floor:
     """What a perfectly calibrated model would score by chance, with these confidences."""
@@ -119,13 +109,8 @@ class Calibration:
     ece: Estimate
     ece_floor: Floor
     adaptive_ece: Estimate
-    adaptive_ece_floor: Floor
-    adaptive_ece_l1: Estimate
-    adaptive_ece_l1_floor: Floor
     brier: Estimate
-    brier_if_calibrated: float  # mean 1 - Σ_c p_c²
     top1_brier: Estimate
-    top1_brier_if_calibrated: float  # mean c (1 - c)
     confidence: Estimate
     overconfidence: Estimate  # mean confidence - accuracy
     reliability: tuple[Bin, ...]
@@ -134,15 +119,16 @@ class Calibration:
 def measure(
     scores: TokenScores, *, bins: int = BINS, resamples: int = 1000, simulations: int = 1000, seed: int = 0
 ) -> Calibration:
-    """Calibration of scored tokens, with intervals by resampling units and the noise floors.
+    """Calibration of scored tokens, with intervals by resampling units and the noise floor of ECE.
 
     Edges of equal mass are those of the sample in every resample, and a fitted temperature is taken as
-    given. The intervals of ECE and of the L1 form are about what they measure on this many tokens: near the
-    floor that is more than the true error, which the interval of the debiased adaptive ECE covers.
+    given. The interval of ECE is about what it measures on this many tokens: near the floor that is more
+    than the true error, which the interval of the debiased adaptive ECE covers.
     """
-    c, right = _checked(scores.confidence, scores.correct)
-    edges = (equal_width(bins), equal_mass(c, bins))
-    filled = _binned(c, right, edges[0])[:, 0] > 0
+    c, right = scores.confidence.astype(np.float64), scores.correct.astype(np.float64)
+    edges = (np.arange(1, bins) / bins, equal_mass(c, bins))  # the inner ones
+    columns = _binned(c, right, edges[0])
+    filled = columns[:, 0] > 0
     simple = np.stack([np.ones(len(c)), c, right, scores.brier, scores.top1_brier])
     binned = [per_unit(simple[:3], scores.unit, _bin(c, e), bins) for e in edges]
     sums = np.concatenate([per_unit(simple, scores.unit), *binned], -1)
@@ -152,29 +138,23 @@ def measure(
         width, mass = np.split(totals[..., 5:].reshape(*totals.shape[:-1], 2 * bins, 3), 2, -2)
         with np.errstate(invalid="ignore"):
             accuracy = (width[..., 2] / width[..., 0])[..., filled]
-        errors = [_plain_error(width), _debiased_square(mass), _plain_error(mass)]
+        errors = [_plain_error(width), _debiased_square(mass)]
         means = [x / n for x in (brier, top1, confidence, confidence - hits)]
         return np.concatenate([np.stack([*errors, *means], -1), accuracy], -1)
 
     found = bootstrap(sums, statistics, resamples=resamples, seed=seed)
-    floors = noise_floors(c, edges, simulations=simulations, seed=seed)
     return Calibration(
         temperature=scores.temperature,
         tokens=len(c),
         units=len(sums),
         ece=found[0].map(lambda x: max(x, 0.0)),
-        ece_floor=floors[0],
-        adaptive_ece=found[1].map(_root),
-        adaptive_ece_floor=floors[1],
-        adaptive_ece_l1=found[2].map(lambda x: max(x, 0.0)),
-        adaptive_ece_l1_floor=floors[2],
-        brier=found[3],
-        brier_if_calibrated=float(1 - scores.square.mean(dtype=np.float64)),
-        top1_brier=found[4],
-        top1_brier_if_calibrated=float((c * (1 - c)).mean()),
-        confidence=found[5],
-        overconfidence=found[6],
-        reliability=_reliability(_binned(c, right, edges[0]), found[7:]),
+        ece_floor=noise_floor(c, edges[0], simulations=simulations, seed=seed),
+        adaptive_ece=found[1].map(lambda x: math.sqrt(max(x, 0.0))),
+        brier=found[2],
+        top1_brier=found[3],
+        confidence=found[4],
+        overconfidence=found[5],
+        reliability=_reliability(columns, found[6:]),
     )
 
 
@@ -192,41 +172,21 @@ def _reliability(sums: Array, accuracies: list[Estimate]) -> tuple[Bin, ...]:
     )
 
 
-def noise_floors(
-    confidence: Array, edges: tuple[Array, Array], *, simulations: int, seed: int
-) -> tuple[Floor, Floor, Floor]:
-    """ECE, adaptive ECE and its L1 form of models that are right with probability c, token by token.
+def noise_floor(confidence: Array, edges: Array, *, simulations: int, seed: int) -> Floor:
+    """The ECE of models that are right with probability c, token by token.
 
     Sorted by confidence, a bin is a slice, and a simulation costs one uniform number a token.
     """
     ordered = np.sort(confidence)
     chance = ordered.astype(np.float32)
     draw = np.random.default_rng(seed)
-    sums, cuts = [], []
-    for e in edges:
-        empty = np.zeros(len(ordered))
-        sums.append(np.repeat(_binned(ordered, empty, e)[None], simulations, 0))
-        cuts.append(np.searchsorted(ordered, e, side="right"))
+    sums = np.repeat(_binned(ordered, np.zeros(len(ordered)), edges)[None], simulations, 0)
+    cuts = np.searchsorted(ordered, edges, side="right")
     for i in range(simulations):
         right = draw.random(len(chance), dtype=np.float32) < chance
-        for kind, cut in zip(sums, cuts, strict=True):
-            kind[i, :, 2] = [np.count_nonzero(part) for part in np.split(right, cut)]
-    width, mass = sums
-    square = _debiased_square(mass)
-    errors = (_plain_error(width), np.sqrt(np.maximum(square, 0)), _plain_error(mass))
-    width_floor, adaptive, l1 = (Floor(float(x.mean()), float(np.quantile(x, 0.95))) for x in errors)
-    return width_floor, adaptive, l1
-
-
-def _checked(confidence: ArrayLike, correct: ArrayLike) -> tuple[Array, Array]:
-    c, right = np.asarray(confidence, np.float64), np.asarray(correct, np.float64)
-    if c.ndim != 1 or c.shape != right.shape or not len(c):
-        raise UsageError(
-            f"confidence {c.shape} and correct {right.shape} must be two rows of equal length, 1 or more"
-        )
-    if not ((c >= 0) & (c <= 1)).all():
-        raise UsageError("a confidence is outside 0 to 1", "Pass probabilities of the predicted class.")
-    return c, right
+        sums[i, :, 2] = [np.count_nonzero(part) for part in np.split(right, cuts)]
+    errors = _plain_error(sums)
+    return Floor(float(errors.mean()), float(np.quantile(errors, 0.95)))
 
 
 @dataclass(frozen=True)
@@ -235,9 +195,7 @@ class Temperature:
 
     value: float
     inside: bool  # False: the likelihood still grows at the end of the range, 1/32 to 32
-    nll: float  # at temperature 1, nats a token
-    tokens: int
-    passes: int
+    passes: int  # over the text
 
 
 def fit_temperature(
@@ -257,38 +215,36 @@ def fit_temperature(
     if iter(windows) is windows:
         raise UsageError("the windows can be gone through only once", "Pass a list or ar.Strided.")
     known: dict[float, tuple[float, float]] = {}  # at log2 β: U and its slope
-    nodes, nll, u, tokens, passes = [-0.5, 0.0, 0.5], 0.0, 0.0, 0, 0
+    nodes, passes = [-0.5, 0.0, 0.5], 0
     while True:
         found, _ = sweep(model, windows, _energies(nodes), device=device)
-        nll_now, u_now, *rest = found.mean(-1, dtype=np.float64).tolist()
+        u, *rest = found.mean(-1, dtype=np.float64).tolist()
         known |= dict(zip(nodes, zip(rest[::2], rest[1::2], strict=True), strict=True))
         passes += 1
-        if passes == 1:
-            nll, u, tokens = nll_now, u_now, found.shape[-1]
         if known[0.0][0] == u:
-            return Temperature(1.0, True, nll, tokens, passes)
+            return Temperature(1.0, True, passes)
         below = [x for x, (energy, _) in known.items() if energy >= u]
         above = [x for x, (energy, _) in known.items() if energy < u]
         if not below or not above:
             end = min(above) if above else max(below)
             if abs(end) >= _LAST_NODE:
-                return Temperature(2**-end, False, nll, tokens, passes)
+                return Temperature(2**-end, False, passes)
             nodes = [end + (-k if above else k) / 2 for k in (1, 2, 3)]
             continue
         ends = max(below), min(above)
         straight, logarithmic = (_crossing(ends, known, u, in_logarithm) for in_logarithm in (False, True))
         doubt = abs(straight - logarithmic)
         if min(doubt, ends[1] - ends[0]) < _CLOSE:
-            return Temperature(2**-logarithmic, True, nll, tokens, passes)
+            return Temperature(2**-logarithmic, True, passes)
         nodes = [logarithmic - doubt, logarithmic, logarithmic + doubt]
 
 
 def _energies(nodes: list[float]) -> Callable[[Tensor, Tensor], Tensor]:
-    """The NLL at β = 1 and -z_y, then at every node E_p[-z] and its slope, -Var_p[z]."""
+    """-z_y, then at every node E_p[-z] and its slope, -Var_p[z]."""
 
     def statistics(z_NV: Tensor, y_N: Tensor) -> Tensor:
         z, z_y, _ = below_the_largest(z_NV, y_N)
-        rows = [z.logsumexp(-1) - z_y, -z_y]
+        rows = [-z_y]
         for node in nodes:
             e = (z * 2**node).exp_()
             total = e.sum(-1)

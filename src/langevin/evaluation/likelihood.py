@@ -13,15 +13,14 @@ from which likelihood and calibration follow. B batch, L predictions, V vocabula
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from langevin.errors import UsageError, WorkError
@@ -114,6 +113,7 @@ def _prediction(z_NV: Tensor, z_y: Tensor, temperature: float) -> tuple[Tensor, 
     return log_total - z_y / temperature, 1 / total, entropy, square
 
 
+@torch.no_grad()
 def sweep(
     model: Callable[..., Any],
     windows: Iterable[ar.Windows],
@@ -126,61 +126,30 @@ def sweep(
     A batch of windows is tokens (B, L + 1) and scored (B, L), True where the target tokens[:, 1:] counts;
     a third tensor (B, L) may name the unit (document) of each target, which is else its window. Padding on
     the right is harmless as long as it is not scored. The model is any callable from tokens to logits, or
-    a transformers model, already on `device`; modules run in evaluation mode. Logits are widened to
-    float32 and handed over 64 MiB at a time, so that only the model itself ever holds them all.
+    a transformers model, on `device` and in evaluation mode. Logits are widened to float32 and handed over
+    64 MiB at a time, so that only the model itself ever holds them all.
     """
     parts, units, seen = [], [], 0
-    with _evaluating(model):
-        for tokens, scored, *named in windows:
-            inputs, targets = ar.shift(tokens)
-            _check(targets, scored, named)
-            unit = torch.arange(seen, seen + len(tokens))[:, None].expand(scored.shape)
-            unit = named[0].cpu() if named else unit
-            options = {"use_cache": False} if isinstance(model, PreTrainedModel) else {}
-            with torch.no_grad():
-                out = model(inputs.to(device), **options)
-            logits: Tensor = getattr(out, "logits", out)
-            _check_logits(logits, targets)
-            scored_places = scored.to(device).flatten().nonzero()[:, 0]
-            y, z = targets.to(device).flatten(), logits.flatten(0, 1)
-            at_once = max(1, _LOGITS_AT_ONCE // z.shape[-1])
-            with torch.no_grad():
-                found = [
-                    statistics(z[some].to(wide(z.dtype)), y[some]) for some in scored_places.split(at_once)
-                ]
-            part = torch.cat(found, -1).cpu()
-            _check_finite(part, scored, seen)
-            parts.append(part.numpy())
-            units.append(unit[scored.cpu()].numpy())
-            seen += len(tokens)
+    options = {"use_cache": False} if isinstance(model, PreTrainedModel) else {}
+    for tokens, scored, *named in windows:
+        inputs, targets = ar.shift(tokens)
+        unit = torch.arange(seen, seen + len(tokens))[:, None].expand(scored.shape)
+        unit = named[0].cpu() if named else unit
+        out = model(inputs.to(device), **options)
+        logits: Tensor = getattr(out, "logits", out)
+        _check_logits(logits, targets)
+        scored_places = scored.to(device).flatten().nonzero()[:, 0]
+        y, z = targets.to(device).flatten(), logits.flatten(0, 1)
+        at_once = max(1, _LOGITS_AT_ONCE // z.shape[-1])
+        found = [statistics(z[some].to(wide(z.dtype)), y[some]) for some in scored_places.split(at_once)]
+        part = torch.cat(found, -1).cpu()
+        _check_finite(part, scored, seen)
+        parts.append(part.numpy())
+        units.append(unit[scored.cpu()].numpy())
+        seen += len(tokens)
     if not sum(len(u) for u in units):
         raise UsageError("no token is scored", "The text is empty, or the windows mark nothing.")
     return np.concatenate(parts, -1), np.concatenate(units).astype(np.int64)
-
-
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    """Modules in evaluation mode, and afterwards each in the mode it was in."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    modes = [module.training for module in modules]
-    try:
-        for module in modules:
-            module.training = False
-        yield
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
-
-
-def _check(targets: Tensor, scored: Tensor, named: list[Tensor]) -> None:
-    for what, mask in (("scored", scored), *(("units", u) for u in named)):
-        if mask.shape != targets.shape:
-            raise UsageError(
-                f"{what} has shape {tuple(mask.shape)}, expected {tuple(targets.shape)}",
-                "It speaks of targets, tokens[:, 1:]: one fewer than the tokens of a window.",
-            )
-    if scored.dtype != torch.bool:
-        raise UsageError(f"scored is {scored.dtype}, expected bool", "True where a target counts.")
 
 
 def _check_logits(logits: Tensor, targets: Tensor) -> None:
@@ -303,14 +272,10 @@ def summary(
         tokens=len(scores),
         units=len(sums),
         nll=nll,
-        perplexity=nll.map(_exp),
+        perplexity=nll.map(lambda x: math.exp(x) if x < 709 else math.inf),
         bits_per_token=bits,
         bits_per_character=per(characters),
         bits_per_byte=per(utf8_bytes),
         accuracy=accuracy,
         entropy=entropy,
     )
-
-
-def _exp(x: float) -> float:
-    return math.exp(x) if x < 709 else math.inf

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,17 +32,6 @@ _HARMLESS = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class _Fold:
-    """One projection to change, by which a and c, and the mixer that keeps only its first wrappers."""
-
-    mixer: QKV
-    projection: Any
-    a: Tensor
-    c: Tensor
-    kept: int
-
-
 @torch.no_grad()
 def fold(model: nn.Module) -> nn.Module:
     """Fold every drift of the model into the projection behind it, in place; the model is returned.
@@ -49,20 +39,22 @@ def fold(model: nn.Module) -> nn.Module:
     For inference: what a folded model computes in eval mode is unchanged. Training noise behind a drift is
     dropped with it. Works for modules of `langevin.mixers.build`, own models and converted ones.
     """
-    planned = [_planned(model, name, module) for name, module in model.named_modules()]
-    folds = [f for f in planned if f is not None]
-    for f in folds:
-        _fold_into(f.projection, f.a, f.c)
-        f.mixer.spec = replace(f.mixer.spec, wrappers=f.mixer.spec.wrappers[: f.kept])
-        f.mixer.wrappers.configs = f.mixer.spec.wrappers
-        f.mixer.wrappers.scalars = f.mixer.wrappers.scalars[: f.kept]
+    folds = [fold for name, module in model.named_modules() for fold in _folds(model, name, module)]
+    for mixer, first, projection, a, c in folds:
+        _fold_into(projection, a, c)
+        mixer.spec = replace(mixer.spec, wrappers=mixer.spec.wrappers[:first])
+        mixer.wrappers.configs = mixer.spec.wrappers
+        mixer.wrappers.scalars = mixer.wrappers.scalars[:first]
     if folds and isinstance(model, PreTrainedModel):
         write_spec(model)
     return model
 
 
-def _planned(model: nn.Module, name: str, module: nn.Module) -> _Fold | None:
-    """What to change for this module, if it is one that drifts; raises where that cannot be done."""
+def _folds(
+    model: nn.Module, name: str, module: nn.Module
+) -> Iterator[tuple[QKV, int, Any, Tensor, Tensor]]:
+    """Of a module that drifts: its mixer, its first drift, the projection, and a and c. Raises where that
+    cannot be done."""
     if isinstance(module, NeighborMixer) and any(isinstance(w, Drift) for w in module.spec.wrappers):
         raise UsageError(
             f"{module.spec} has no output projection to fold drift into", "Keep the model as it is."
@@ -71,7 +63,7 @@ def _planned(model: nn.Module, name: str, module: nn.Module) -> _Fold | None:
     wrappers = mixer.spec.wrappers if isinstance(mixer, QKV) else ()
     first = next((i for i, w in enumerate(wrappers) if isinstance(w, Drift)), None)
     if first is None:
-        return None
+        return
     a, c = _affine(mixer, first)
     projection = _projection(model, name, module)
     if bool(c.any()) and projection.bias is None:
@@ -79,7 +71,7 @@ def _planned(model: nn.Module, name: str, module: nn.Module) -> _Fold | None:
             f"the drift of {name} shifts its output, and the projection behind it has no bias",
             "Keep the model as it is, or train with drift(kind='gain') or baseline=0.",
         )
-    return _Fold(mixer, projection, a, c, first)
+    yield mixer, first, projection, a, c
 
 
 def _affine(mixer: QKV, first: int) -> tuple[Tensor, Tensor]:

@@ -249,7 +249,7 @@ def data_facts(manifest: dict[str, Any], name: str) -> dict[str, Any]:
     tokenizer = manifest.get("tokenizer", {})
     return {
         "name": Path(name).name,
-        "tokenizer": tokenizer.get("name"),
+        "tokenizer": Path(tokenizer.get("name") or "").name or None,
         "tokenizer_sha256": manifest.get("tokenizer_sha256"),
         "vocab_size": tokenizer.get("vocab_size"),
         "true_nats_per_token": entropy.get("test", {}).get("nats_per_token"),

@@ -187,9 +187,9 @@ def _by(results: Results, contrast: Contrast) -> str:
     """by 0.021 nats/token (1.4 %)"""
     if contrast.difference is None:
         return " by divergence"
-    width = ((contrast.high or 0) - (contrast.low or 0)) / 2
+    size = with_unit(abs(contrast.difference), results.primary)
     share = f" ({percent(abs(contrast.relative))})" if contrast.relative is not None else ""
-    return f" by {with_unit(abs(contrast.difference), results.primary, width)}{share}"
+    return f" by {size}{share}"
 
 
 def _most(every: list[Contrast], most: Contrast) -> str:

@@ -118,7 +118,7 @@ class LanguageModelling(Task):
             tokens = torch.from_numpy(corpus.tokens(name)[:limit].astype("int64"))
             return Strided(tokens, context, stride, batch, counts=corpus.scored)
 
-        model = model.to(device)
+        model = model.to(device).eval()
         fit = calibration.fit_temperature(model, windows("valid"), device=device)
         plain, scaled = likelihood.score_at(model, windows(split), (1.0, fit.value), device=device)
         # In a stream the first token is context; the first of a document follows its separator.
@@ -179,7 +179,7 @@ def _attention(model: Any, windows: Any) -> list[dict[str, Any]]:
             weights = model(inputs, output_attentions=True, use_cache=False).attentions
     except UsageError:  # an attention-free layer has no weights
         return []
-    visible = View.of(inputs.shape[1], inputs.shape[1], causal=True).mask()[:, 0]
+    visible = View.of(inputs.shape[1], inputs.shape[1], causal=True).mask()
     return [
         {"layer": layer, **asdict(head)}
         for layer, w in enumerate(weights)

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from langevin.data.feed import chunks
 from langevin.errors import Diverged, UsageError
-from langevin.models.cost import flops_of
 from langevin.objectives import OBJECTIVES, Batch, Objective
 from langevin.settings import TrainConfig
 from langevin.tasks import TASKS
@@ -61,8 +60,10 @@ class Trainer:
                 f"{self.world.size} processes do not divide a batch of {config.batch}",
                 "Choose another --batch or number of processes.",
             )
-        self.forward: Any = parallel.spread(model, config.parallel, self.world)
-        if self.world.size > 1 and config.parallel == "fsdp" and config.optimizer == "muon":
+        self.forward = model
+        if self.world.size > 1 and config.parallel == "ddp":
+            self.forward = nn.parallel.DistributedDataParallel(model)
+        elif self.world.size > 1 and config.optimizer == "muon":
             raise UsageError("muon needs whole matrices, which fsdp does not keep", "Use --parallel ddp.")
         self.update = Update(model, config)
         if config.checkpointing:
@@ -113,7 +114,7 @@ class Trainer:
         try:
             yield from self._train(progress)
             with self._stream():
-                progress.last(self.state, self)
+                progress.step(self.state, self, ended=True)
         finally:
             progress.stop()
         if self.stream is not None:
@@ -251,10 +252,6 @@ class Trainer:
                 checkpoint.remedy(self.folder, "Lower --lr, raise --warmup, or use --precision fp32."),
             )
 
-    def model_flops(self) -> float:
-        """Training FLOPs a token."""
-        return flops_of(self.model, self.config.context)
-
     def mean_loss(self) -> float:
         """The mean training loss since it was last asked for, of the steps that had one."""
         total, steps = (self.world.agree(x, "sum") for x in self.lost.tolist())
@@ -272,7 +269,7 @@ class Trainer:
                 )
             if loss < state.best_loss:
                 state.best_loss, state.best_step = loss, state.step
-                progress.best(self)
+                progress.keep(self, self.folder / "model")
             if self.config.keep_evaluated:
                 progress.keep(self, self.folder / "evaluated" / f"step-{state.step}")
         progress.evaluated(state, self, loss)

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from langevin.mixers.scalars import Scalars
 from langevin.settings import TrainConfig
-from langevin.training.parallel import like, norm_of_all, own
+from langevin.training.parallel import like, own
 
 
 def groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
@@ -200,7 +201,10 @@ class Update:
         if times is not None:
             torch._foreach_mul_(gradients, times)
         norm = nn.utils.get_total_norm(gradients)
-        norm = norm_of_all(norm) if self.spread else norm
+        if self.spread:  # each process has the norm of what it holds
+            squared = norm.square()
+            dist.all_reduce(squared)
+            norm = squared.sqrt()
         if self.scale is not None:
             norm = norm / self.scale
         bad = (~norm.isfinite()).float()

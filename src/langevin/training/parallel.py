@@ -13,7 +13,7 @@ import gc
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,12 +115,6 @@ def joined(device: str) -> Iterator[tuple[World, str]]:
     finally:
         gc.collect()  # what holds the group keeps its threads, and with them Python may abort at its end
         dist.destroy_process_group()
-
-
-def spread(model: nn.Module, kind: str, world: World) -> nn.Module:
-    """The model as it is called in training."""
-    alone = world.size == 1 or kind == "fsdp"
-    return model if alone else nn.parallel.DistributedDataParallel(model)
 
 
 def built(make: Callable[[], Any], kind: str, world: World, device: str, files: Sequence[Path] = ()) -> Any:
@@ -231,17 +225,13 @@ def read_weights(model: Any, files: Sequence[Path]) -> set[Tensor]:
     return read
 
 
-@contextmanager
-def gradients(called: nn.Module, last: bool) -> Iterator[None]:
+def gradients(called: Any, last: bool) -> AbstractContextManager[None]:
     """Exchange gradients with the last part of a batch only."""
     if isinstance(called, nn.parallel.DistributedDataParallel) and not last:
-        with called.no_sync():
-            yield
-        return
-    sharded: Any = called
-    if hasattr(sharded, "set_requires_gradient_sync"):
-        sharded.set_requires_gradient_sync(last)
-    yield
+        return called.no_sync()
+    if hasattr(called, "set_requires_gradient_sync"):
+        called.set_requires_gradient_sync(last)
+    return nullcontext()
 
 
 def whole(x: Tensor) -> Tensor:
@@ -262,13 +252,6 @@ def like(x: Tensor, other: Tensor) -> Tensor:
 
     shape: Any = {"shape": other.shape, "stride": other.stride(), "run_check": False}
     return DTensor.from_local(x, other.device_mesh, other.placements, **shape)  # type: ignore[attr-defined]
-
-
-def norm_of_all(norm: Tensor) -> Tensor:
-    """The norm of what all processes hold, from that of what each does."""
-    squared = norm.square()
-    dist.all_reduce(squared)
-    return squared.sqrt()
 
 
 def share_of(rows: int, rank: int, size: int) -> slice:

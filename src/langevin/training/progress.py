@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from langevin.environment import without_bars
-from langevin.models.cost import peak_flops
+from langevin.models.cost import flops_of, peak_flops
 from langevin.runs.files import append_json, write_folder, write_text
 from langevin.runs.folder import Lock, read_metrics
 from langevin.training.checkpoint import State, weights, write_tensors
@@ -41,7 +41,6 @@ class Progress:
     ) -> None:
         self.writes, self.trackers, self.lock = writes, trackers, lock  # of several processes, one writes
         self.file = folder / "metrics.jsonl"
-        self.model_folder = folder / "model"
         self.bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -60,20 +59,14 @@ class Progress:
         self.task = self.bar.add_task("training", total=state.total, completed=state.step, shown="")
         self.bar.start()
         self.logged_at, self.logged_step = time.perf_counter(), state.step
-        self.flops = trainer.model_flops()
+        self.flops = flops_of(trainer.model, trainer.config.context)
         self.peak = peak_flops(torch.cuda.get_device_name(trainer.device)) if trainer.on_gpu else None
 
-    def step(self, state: State, trainer: Trainer) -> None:
-        if self._due(state, trainer):
-            self._log(state, trainer)
-
-    def last(self, state: State, trainer: Trainer) -> None:
-        """Log the steps since the last row, where the run ended earlier than planned."""
-        if state.step > self.logged_step:
-            self._log(state, trainer)
-
-    def _log(self, state: State, trainer: Trainer) -> None:
+    def step(self, state: State, trainer: Trainer, ended: bool = False) -> None:
+        """Log the steps since the last row where that is due, and where a run ended."""
         steps = state.step - self.logged_step
+        if not (steps > 0 if ended else self._due(state, trainer)):
+            return
         loss = trainer.mean_loss()
         trainer.read_counters()
         now = time.perf_counter()
@@ -112,24 +105,12 @@ class Progress:
 
     def evaluated(self, state: State, trainer: Trainer, loss: float) -> None:
         self.valid = loss
-        row = {
-            "step": state.step,
-            "tokens": state.step * trainer.a_step,
-            "split": "valid",
-            "loss": loss,
-            "seconds": state.seconds,
-            "best": state.best_step == state.step,
-        }
-        self.write(row)
+        tokens, best = state.step * trainer.a_step, state.best_step == state.step
+        row = {"step": state.step, "tokens": tokens, "split": "valid", "loss": loss}
+        self.write({**row, "seconds": state.seconds, "best": best})
 
-    def best(self, trainer: Trainer) -> None:
-        """Keep the best model where `langevin.load` looks for it, with its tokenizer."""
-        self.keep(trainer, self.model_folder, self._put_tokenizer)
-
-    def keep(
-        self, trainer: Trainer, target: Path, more: Callable[[Trainer, Path], None] = lambda t, f: None
-    ) -> None:
-        """Write the model as it is, in the place of what was there, in one move."""
+    def keep(self, trainer: Trainer, target: Path) -> None:
+        """Write the model as it is and its tokenizer, in the place of what was there, in one move."""
         model, spread = trainer.model, trainer.world.size > 1 and trainer.config.parallel == "fsdp"
 
         def fill(folder: Path) -> None:
@@ -140,7 +121,7 @@ class Progress:
                 write_tensors(folder / "model.safetensors", weights(model))
             else:
                 model.save_pretrained(folder)
-            more(trainer, folder)
+            self._put_tokenizer(trainer, folder)
 
         if self.writes:
             with without_bars():

@@ -68,7 +68,7 @@ def prepared(
     before = world.ask_first(claimed)
     if before is not None and _budget(config) == (None, None, None):
         config = replace(config, **{name: getattr(before, name) for name in BUDGET})
-    track.check(_tracked(config))
+    kinds = track.chosen(config.track)
     data = TASKS.parse(config.task).prepare(config, progress=not quiet and world.first)
     if before is not None:
         check_data(folder, data.manifest, config.data)
@@ -87,15 +87,9 @@ def prepared(
         write_text(folder / "config.yaml", config.as_yaml())
         cut_metrics(folder / "metrics.jsonl", trainer.state.step)
         add_session(folder, session(device, trainer.state.step, data.manifest))
-    wanted = _tracked(config) if world.first else []
-    trackers = track.trackers(wanted, folder, asdict(config), trainer.state.step)
-    return trainer, Progress(
-        folder, quiet, writes=world.first, trackers=trackers, lock=next(iter(locks), None)
-    )
-
-
-def _tracked(config: TrainConfig) -> list[str]:
-    return [name.strip() for name in config.track.split(",")] if config.track else []
+    trackers = [kind(folder, asdict(config), trainer.state.step) for kind in kinds if world.first]
+    lock = locks[0] if locks else None
+    return trainer, Progress(folder, quiet, writes=world.first, trackers=trackers, lock=lock)
 
 
 def _go_on(trainer: Trainer, console: Console) -> None:
@@ -157,7 +151,9 @@ def resolved(config: TrainConfig, device: str) -> TrainConfig:
 def _absolute(data: str) -> str:
     """A path that will be right from any folder; a name stays one."""
     place = Path(data).expanduser()
-    return str(place.absolute()) if place.exists() and data not in {row.name for row in names()} else data
+    return (
+        str(place.absolute()) if place.exists() and data not in {row["name"] for row in names()} else data
+    )
 
 
 def build(config: TrainConfig, data: Any, spread: bool = False) -> Any:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from langevin.errors import UsageError, unknown
-
-_NOT_MEASURED = ("step", "split")
 
 
 class TensorBoard:
@@ -70,33 +67,17 @@ Tracker = TensorBoard | WandB
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
-def check(names: Iterable[str]) -> None:
-    """Refuse unknown trackers, and those whose package is not here."""
-    for name in names:
+def chosen(names: str | None) -> list[type[Tracker]]:
+    """The trackers of `--track`; raises for unknown ones and those whose package is not here."""
+    wanted = [name.strip() for name in names.split(",")] if names else []
+    for name in wanted:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
-        known = sys.modules[name] if name in sys.modules else find_spec(name)
-        if known is None:
+        if (sys.modules[name] if name in sys.modules else find_spec(name)) is None:
             raise UsageError(
                 f"tracking needs the package {name}, which is not here", "pip install 'langevin[track]'"
             )
-
-
-def trackers(names: Iterable[str], folder: Path, config: dict[str, Any], step: int = 0) -> list[Tracker]:
-    """The named trackers of a run; step is where it goes on from, 0 at its start.
-
-    Unknown names and packages that are not here are refused before anything is opened.
-    """
-    wanted = list(dict.fromkeys(names))
-    check(wanted)
-    opened: list[Tracker] = []
-    try:
-        opened.extend(TRACKERS[name](folder, config, step) for name in wanted)
-    except BaseException:
-        for tracker in opened:
-            tracker.close()
-        raise
-    return opened
+    return [TRACKERS[name] for name in dict.fromkeys(wanted)]
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
@@ -105,5 +86,5 @@ def _numbers(row: dict[str, Any]) -> dict[str, float]:
     return {
         f"{split}/{name}": float(value)
         for name, value in row.items()
-        if name not in _NOT_MEASURED and isinstance(value, int | float) and not isinstance(value, bool)
+        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
     }

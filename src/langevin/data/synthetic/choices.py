@@ -30,47 +30,11 @@ class Choice(NamedTuple):
 class Teller:
     """What a program may do: say text, `choose` what later choices depend on, `vary` what they do not.
 
-    `vary` is for wording. It promises that the number and the probabilities of all later choices are the
-    same whichever option is taken, so that an exact average need not branch on it.
+    Choices are drawn from the generator, of which only `random()` is used. `vary` is for wording. It
+    promises that the number and the probabilities of all later choices are the same whichever option is
+    taken, so that an exact average need not branch on it.
     """
 
-    def say(self, *pieces: str) -> None:
-        raise NotImplementedError
-
-    def choose(self, options: Sequence[T], weights: Sequence[float] | None = None) -> T:
-        raise NotImplementedError
-
-    def vary(self, options: Sequence[T], weights: Sequence[float] | None = None) -> T:
-        return self.choose(options, weights)
-
-
-Start: TypeAlias = Callable[[Teller], S]
-Step: TypeAlias = Callable[[Teller, S], S | None]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A text and the choices that wrote it."""
-
-    text: str
-    choices: tuple[Choice, ...]
-
-    @property
-    def nats(self) -> float:
-        """-ln p of the text."""
-        return -math.fsum(math.log(choice.probability) for choice in self.choices)
-
-
-def sample(start: Start[S], step: Step[S], generator: random.Random) -> Sample:
-    """Run a program with choices drawn from the generator (only its `random()` is used)."""
-    teller = _Sampler(generator)
-    state: S | None = start(teller)
-    while state is not None:
-        state = step(teller, state)
-    return Sample("".join(teller.pieces), tuple(teller.choices))
-
-
-class _Sampler(Teller):
     def __init__(self, generator: random.Random) -> None:
         self.draw = generator.random
         self.pieces: list[str] = []
@@ -95,3 +59,32 @@ class _Sampler(Teller):
             index += 1
         self.choices.append(Choice(index, weights[index] / total))
         return options[index]
+
+    def vary(self, options: Sequence[T], weights: Sequence[float] | None = None) -> T:
+        return self.choose(options, weights)
+
+
+Start: TypeAlias = Callable[[Teller], S]
+Step: TypeAlias = Callable[[Teller, S], S | None]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A text and the choices that wrote it."""
+
+    text: str
+    choices: tuple[Choice, ...]
+
+    @property
+    def nats(self) -> float:
+        """-ln p of the text."""
+        return -math.fsum(math.log(choice.probability) for choice in self.choices)
+
+
+def sample(start: Start[S], step: Step[S], generator: random.Random) -> Sample:
+    """Run a program with choices drawn from the generator."""
+    teller = Teller(generator)
+    state: S | None = start(teller)
+    while state is not None:
+        state = step(teller, state)
+    return Sample("".join(teller.pieces), tuple(teller.choices))
