@@ -47,7 +47,7 @@ def test_better_and_worse_are_said_of_a_confirmed_difference():
         r"\(95 % t interval 0\.01\d* to 0\.02\d*\)\.",
         sentence,
     )
-    assert results.verdict.answer == "ours is better than softmax by 0.0200 nats/token (0.7 %)."
+    assert results.verdict.answer == "ours is better than softmax by 0.020 nats/token (0.7 %)."
     assert "8 seeds" in results.verdict.sure
     assert "over 1 contrast: least p = 0.0078" in results.verdict.sure
     state, sentence, results = one(shifted(0.02))
