@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -78,9 +79,7 @@ def test_check_prints_a_table_and_exits_with_0(capsys):
 
 
 def test_check_names_the_failure_and_exits_with_1(capsys):
-    import planted
-
-    target = f"{planted.__file__}:CircularNeighbours"
+    target = f"{Path(__file__).parents[1] / 'checks' / 'planted.py'}:CircularNeighbours"
     assert cli.main(["check", target, "--only", "no future leak", "--json"]) == 1
     (report,) = json.loads(capsys.readouterr().out)
     assert report["passed"] is False
