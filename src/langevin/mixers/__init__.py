@@ -17,9 +17,8 @@ from langevin.errors import UsageError, unknown
 from langevin.kernels.view import View
 from langevin.mixers.attend import attend
 from langevin.mixers.drift import Wrapper
-from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, SoftmaxMechanism
+from langevin.mixers.mechanism import Geometry, Inputs, Mechanism, Scalars, SoftmaxMechanism
 from langevin.mixers.neighbor import NeighborMixer
-from langevin.mixers.scalars import Scalars
 from langevin.mixers.spec import MIXERS, WRAPPERS, Spec, parse, register, register_wrapper
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from langevin.errors import UsageError
 from langevin.kernels import banded, reference, sdpa
@@ -180,6 +180,49 @@ class SoftmaxMechanism(Mechanism):
             z = z + alibi.bias(x.view, x.geometry.heads, z.dtype)
         w = reference.softmax_weights(z, x.view)
         return x.view.silence_padding(w) if self.decay else w  # as the band does
+
+
+class Scalars(nn.Module):
+    """Learned scalars. They are float32, or float64 in a model of float64, have their own initial values,
+    and want no weight decay. Calling the module gives them by name, so that hooks on it are heard."""
+
+    def __init__(self, config: Any, geometry: Geometry) -> None:
+        super().__init__()
+        self.config, self.geometry = config, geometry
+        for name, value in self.start().items():
+            self.register_parameter(name, nn.Parameter(value.float()))
+
+    def start(self) -> Parameters:
+        """The initial values."""
+        start: Parameters = self.config.parameters(self.geometry)
+        return start
+
+    def forward(self) -> Parameters:
+        return dict(self.named_parameters(recurse=False))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Scalars:
+        def fn_in_float32(x: Tensor) -> Tensor:
+            moved = fn(x)
+            if moved.dtype in (torch.float16, torch.bfloat16):
+                return x.to(device=moved.device, dtype=torch.float32)
+            return moved
+
+        return super()._apply(fn_in_float32, recurse)
+
+
+class Wrappers(nn.Module):
+    """The output wrappers of a spec, applied in order to (B, H, L, D)."""
+
+    def __init__(self, spec: Spec, geometry: Geometry) -> None:
+        super().__init__()
+        self.configs = spec.wrappers
+        self.scalars = nn.ModuleList(Scalars(w, geometry) for w in spec.wrappers)
+
+    def forward(self, y_BHLD: Tensor) -> Tensor:
+        for config, scalars in zip(self.configs, self.scalars, strict=True):
+            # None draws from torch's global stream, which gradient checkpointing replays.
+            y_BHLD = config.apply(y_BHLD, scalars(), self.training, None)
+        return y_BHLD
 
 
 def as_computed(x: Tensor) -> Tensor:

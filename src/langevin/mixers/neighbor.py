@@ -25,8 +25,7 @@ from torch import Tensor, nn
 
 from langevin.errors import UsageError
 from langevin.kernels.view import View
-from langevin.mixers.mechanism import Geometry, check_heads
-from langevin.mixers.scalars import Wrappers
+from langevin.mixers.mechanism import Geometry, Wrappers, check_heads
 from langevin.mixers.spec import Spec, register
 
 
@@ -88,7 +87,6 @@ class NeighborMixer(nn.Module):
         self.steps = nn.ModuleList(step(width, self.config.alpha, causal) for _ in range(copies))
         self.geometry = Geometry(heads, width // heads, heads, layer, depth, max_length)
         self.wrappers = Wrappers(spec, self.geometry)
-        self.generator: torch.Generator | None = None
 
     def forward(
         self, x_BLW: Tensor, view: View, state: tuple[Tensor, ...] | None = None
@@ -110,8 +108,7 @@ class NeighborMixer(nn.Module):
         if not (self.training and self.config.noise):
             return x_BLW
         rms = x_BLW.detach().square().mean(-1, keepdim=True).sqrt()
-        noise = torch.randn(x_BLW.shape, dtype=x_BLW.dtype, device=x_BLW.device, generator=self.generator)
-        return x_BLW + self.config.noise * rms * noise
+        return x_BLW + self.config.noise * rms * torch.randn_like(x_BLW)
 
 
 def only_shown(moved_BLW: Tensor, view: View, hop: int) -> Tensor:

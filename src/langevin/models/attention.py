@@ -18,9 +18,17 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicSlidingWindowLa
 
 from langevin.errors import UsageError
 from langevin.kernels.view import View, as_many_heads, readable, wide
-from langevin.mixers.mechanism import Geometry, Inputs, Parameters, check_heads, no_alibi, only_mechanism
+from langevin.mixers.mechanism import (
+    Geometry,
+    Inputs,
+    Parameters,
+    Scalars,
+    Wrappers,
+    check_heads,
+    no_alibi,
+    only_mechanism,
+)
 from langevin.mixers.neighbor import NeighborMixer
-from langevin.mixers.scalars import Scalars, Wrappers
 from langevin.mixers.spec import Spec
 from langevin.models.cache import StateLayer, extent, state_layer
 

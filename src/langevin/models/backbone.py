@@ -25,8 +25,7 @@ from transformers.utils import can_return_tuple
 from langevin.errors import UsageError, WorkError
 from langevin.kernels.view import View, readable
 from langevin.mixers import build
-from langevin.mixers.mechanism import Mechanism
-from langevin.mixers.scalars import Scalars
+from langevin.mixers.mechanism import Mechanism, Scalars
 from langevin.models.attention import Attention, Rotation, angles, rotary, visible
 from langevin.models.cache import extent
 from langevin.models.config import LangevinConfig

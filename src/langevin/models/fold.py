@@ -20,8 +20,8 @@ from transformers.pytorch_utils import Conv1D
 
 from langevin.errors import UsageError
 from langevin.mixers.drift import Drift, Noise
+from langevin.mixers.mechanism import Scalars
 from langevin.mixers.neighbor import NeighborMixer
-from langevin.mixers.scalars import Scalars
 from langevin.models.attention import QKV
 from langevin.models.convert_modules import write_spec
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langevin.environment import without_bars
 from langevin.errors import UsageError, WorkError
 from langevin.runs import files
 from langevin.runs.folder import ENVIRONMENT, read_metrics, sessions
@@ -195,14 +193,19 @@ def read_model(folder: Path, config: TrainConfig) -> Any:
     """The model of a run as it was saved: of exactly the settings of the run, with every weight in its
     place and finite. Nothing but safetensors is read, and no code but ours and transformers' is run."""
     import torch
+    from transformers.utils import logging
 
     from langevin.models.convert import from_pretrained
 
     described = files.read_json(folder / "config.json", {"model_type": str}, AGAIN)
-    with _in_words(folder):
-        if config.init is None:
-            _refuse_other_settings(folder, described, config)
+    if config.init is None:
+        _refuse_other_settings(folder, described, config)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)  # what is wrong is told in a line
+    try:
         model = from_pretrained(folder, dtype=torch.float32)
+    finally:
+        logging.set_verbosity(verbosity)
     _refuse_not_finite(folder, dict(model.named_parameters()))
     return model.eval()
 
@@ -210,7 +213,7 @@ def read_model(folder: Path, config: TrainConfig) -> Any:
 def _refuse_other_settings(folder: Path, described: dict[str, Any], config: TrainConfig) -> None:
     """What config.json says of the model, and means by what it leaves out, must be what the run was
     trained with: before a model is built, which could be a huge one."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     from langevin.models.config import LangevinConfig
     from langevin.objectives import OBJECTIVES
@@ -218,9 +221,8 @@ def _refuse_other_settings(folder: Path, described: dict[str, Any], config: Trai
 
     said = {**LangevinConfig().to_dict(), **described}
     rows = said["vocab_size"]
-    with safe_open(weight_files(folder)[0], "pt") as stored:
-        if "model.embed.weight" in stored.keys():  # noqa: SIM118  (it is no dict)
-            rows = stored.get_slice("model.embed.weight").get_shape()[0]
+    with suppress(OSError, SafetensorError), safe_open(weight_files(folder)[0], "pt") as stored:
+        rows = stored.get_slice("model.embed.weight").get_shape()[0]
     trained = model_config(config, vocab_size=rows).to_dict()
     trained["architectures"] = [OBJECTIVES.parse(config.objective).head]
     for key in SETTINGS:
@@ -274,23 +276,3 @@ def _identity(folder: Path) -> Any:
         return folder.stat().st_ino, folder.stat().st_mtime_ns
     except OSError:
         return None
-
-
-@contextmanager
-def _in_words(folder: Path) -> Iterator[None]:
-    """Nothing of transformers' own to read but what went wrong, in a line: damaged files raise anything."""
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        with without_bars():
-            yield
-    except (UsageError, WorkError):
-        raise
-    except Exception as error:
-        raise WorkError(
-            f"{folder} cannot be loaded: {type(error).__name__}: {files.reason(error)}", AGAIN
-        ) from error
-    finally:
-        logging.set_verbosity(verbosity)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from langevin.mixers.scalars import Scalars
+from langevin.mixers.mechanism import Scalars
 from langevin.settings import TrainConfig
 from langevin.training.parallel import like, own
 
