@@ -11,8 +11,6 @@ repeated or padded, also where a batch crosses the end of an epoch.
 Evaluation. Windows of C targets move on by `stride`, and only their new targets are scored: each once.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -13,8 +13,6 @@ sum to one (sigmoid) or may be negative (sima) get this meaning, and `row_sum` s
 All are means over queries that see and weigh something; radii also have medians.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

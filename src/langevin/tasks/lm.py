@@ -1,7 +1,5 @@
 """Language modelling: how well is text predicted, and is the confidence true?"""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
