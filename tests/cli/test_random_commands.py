@@ -66,6 +66,16 @@ SLOW = {
     "on",
     "open",
 }
+ARMS = [
+    *("ssmax", "softmax", "x=sima", "heat(t=-1)", "", "a=b=c", "x=ssmax, lr=1e-2", "x=ssmax, lr=fast"),
+    *(
+        '"heat(t=1)"=ssmax, tie=false',
+        "x=ssmax, objective=nosuch",
+        "x=ssmax, steps=-1",
+        "report.html=sima",
+        ",",
+    ),
+]
 FORMS = {
     "train": TINY,
     "compare": {**TINY, "seeds": "0", "workers": "0", "test-tokens": "64"},
@@ -99,7 +109,7 @@ def command(draw: random.Random, run: Path, text: Path, out: Path) -> list[str]:
         "generate": [str(run)],
         "plot": [draw.choice(["curves", "reliability", "attention", "times", "x"]), str(run)],
         "report": [str(run)],
-        "compare": ["softmax", draw.choice(["ssmax", "softmax", "x=sima", "heat(t=-1)", ""])],
+        "compare": ["softmax", draw.choice(ARMS)],
         "convert": [draw.choice(["nosuch", str(run / "model"), "a/b/c"]), draw.choice(["ssmax", "x"])],
         "bench": [draw.choice(["mixers", "train", "z"]), "ssmax"],
         "check": [draw.choice(["ssmax", "nosuch", "x.py:Y", str(text)])],

@@ -20,7 +20,7 @@ from langevin.errors import UsageError, WorkError
 from langevin.runs import load
 from langevin.runs.folder import Lock
 from langevin.studies import compare, jobs, terms, work
-from langevin.studies.plan import FILE, read_plan
+from langevin.studies.plan import FILE, keep, read_plan
 from langevin.studies.results import Key
 from langevin.tasks import TASKS
 from langevin.training import loop
@@ -434,6 +434,15 @@ def test_the_first_look_that_could_confirm_is_the_verdict_and_added_seeds_change
     assert more.verdict.more[0].startswith("Seeds 7-11 came after this verdict")
     same = compared(plan(grown, seeds=tuple(range(12))), folder)
     assert same == more
+
+
+def test_a_report_of_the_records_is_a_look_too(grown):
+    """Whoever reads the results before compare itself has told them has seen them."""
+    folder, one = grown / "cmp", plan(grown, seeds=tuple(range(7)))
+    keep(folder, {**read_plan(folder)[1], "plan": one.as_dict()})
+    assert cli.main(["report", str(folder)]) == 0
+    assert read_plan(folder)[1]["looks"] == [{"seeds": list(range(7)), "missing": []}]
+    assert cli.main(["report", str(folder), "--primary", "ece"]) == 0
 
 
 def test_declared_looks_are_each_judged_at_a_share_of_the_error_rate(single, tmp_path):

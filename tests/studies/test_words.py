@@ -419,6 +419,22 @@ def test_a_diverged_run_has_no_metric_at_a_matched_loss_and_needs_endlessly_many
     assert (found.difference, found.low) == (None, None)
 
 
+@pytest.mark.parametrize("lost", ["ours", "softmax"])
+def test_a_metric_at_a_matched_loss_counts_a_diverged_run_as_the_worst(lost):
+    """C5: 2 of 7 that diverged would leave the 5 others to show a lower ECE."""
+    plan = plan_of(("softmax", "ours=ssmax"), 7, claims=(claim(metric="ece", at="matched"),))
+    values = {"softmax": [0.3, 0.2, 0.2], "ours": [0.2, 0.1, 0.1]}
+    arms = []
+    for name, own in values.items():
+        runs = [replace(learned(s, [4.0, 2.0, 1.0], own), seed=s) for s in plan.seeds]
+        runs[:2] = [RunResult(s, "diverged", "no") if name == lost else runs[s] for s in (0, 1)]
+        arms.append(ArmResult(name, {"mixer": "softmax"}, tuple(runs)))
+    results = concluded(plan, (PartResult("", tuple(arms)),), FACTS, "")
+    found = results.contrast(Key("", "ours", "ece", "matched"))
+    assert (found.pairs, found.low) == (7, None)
+    assert results.answers[0].direction == ("not seen" if lost == "ours" else "seen")
+
+
 # Claims
 
 
@@ -530,6 +546,26 @@ def test_a_trend_is_the_ratio_in_the_last_part_against_the_first(last, direction
     results = concluded(plan, tuple(made), FACTS, "")
     assert results.answers[0].direction == direction
     assert len(plan.family) == 3
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_trend_counts_a_diverged_run_as_the_worst(where):
+    """C5."""
+    plan = plan_of(("softmax", "ours=ssmax"), 8, 2, claims=(claim(metric="ece", at="trend"),))
+    made = []
+    for p, (part, ratio) in enumerate(zip(plan.parts, (0.9, 0.5), strict=True)):
+        found = []
+        for i, arm in enumerate(part.read_arms):
+            rows = [
+                {"ece": Row("ece", 0.2 * (ratio if i else 1) + s / 1e4, "diagnostic")} for s in range(8)
+            ]
+            gone = [i == 1 and p == where and s < 2 for s in range(8)]
+            runs = tuple(run_of(s, DIVERGED if gone[s] else 3.0, rows=rows[s]) for s in range(8))
+            found.append(ArmResult(arm.name, arm.changes, runs))
+        made.append(PartResult(part.name, tuple(found)))
+    results = concluded(plan, tuple(made), FACTS, "")
+    assert results.contrast(Key("", "ours", "ece", "trend")).pairs == 8
+    assert results.answers[0].direction == ("seen" if where == 0 else "not seen")
 
 
 def test_claims_are_not_answered_before_the_study_has_ended():

@@ -149,14 +149,21 @@ class _Study:
     def conclude(self) -> Results:
         """The results; the first look at which something could be confirmed is written down."""
         results = collect(self.plan, self.folder, self.facts, self.sizes)
-        if not results.finished or looked(self.facts) or self.plan.looks:
-            return results
-        look = Look(self.plan.seeds, _missing(results))
-        if could_confirm(replace(results, looks=(look,)), self.plan.family):
-            kept = {"seeds": list(look.seeds), "missing": [list(m) for m in look.missing]}
-            self.facts = {**self.facts, "looks": [kept]}
-            keep(self.folder, self.facts)
+        self.facts = remembered(self.plan, self.folder, self.facts, results)
         return results
+
+
+def remembered(plan: Plan, folder: Path, facts: dict[str, Any], results: Results) -> dict[str, Any]:
+    """The facts with this look, where it is the first at which something could be confirmed: they are
+    written down before anyone sees the results."""
+    if not results.finished or results.exploratory or looked(facts) or plan.looks:
+        return facts
+    look = Look(plan.seeds, _missing(results))
+    if could_confirm(replace(results, looks=(look,)), plan.family):
+        kept = {"seeds": list(look.seeds), "missing": [list(m) for m in look.missing]}
+        facts = {**facts, "looks": [kept]}
+        keep(folder, facts)
+    return facts
 
 
 def collect(
@@ -239,7 +246,9 @@ def _missing(results: Results) -> tuple[tuple[str, str, int], ...]:
 def report_again(folder: Path, primary: str | None, title: str) -> Results:
     """The results of a study's folder, by another primary metric or with another title if asked."""
     plan, facts = read_plan(folder)
-    return collect(replace(plan, title=title or plan.title), folder, facts, primary=primary)
+    results = collect(replace(plan, title=title or plan.title), folder, facts, primary=primary)
+    remembered(plan, folder, facts, results)
+    return results
 
 
 def data_facts(manifest: dict[str, Any], name: str) -> dict[str, Any]:

@@ -306,7 +306,7 @@ def differences(results: Results, key: Key) -> dict[int, float]:
     metric = results.metric(key.metric)
     if key.place == "trend":
         first, last = (_log_ratios(part, key.arm, metric) for part in (results.parts[0], results.parts[-1]))
-        return {seed: last[seed] - first[seed] for seed in last.keys() & first.keys()}
+        return {seed: _minus(last[seed], first[seed]) for seed in last.keys() & first.keys()}
     ours, base = results.part_of(key).arm(key.arm), results.reference(key)
     if key.place == "matched":
         pairs = {
@@ -315,17 +315,26 @@ def differences(results: Results, key: Key) -> dict[int, float]:
         found = {seed: _at_matched_loss(metric, *pair) for seed, pair in pairs.items()}
         return {seed: value for seed, value in found.items() if value is not None}
     a, b = ours.by_seed(metric), base.by_seed(metric)
-    return {seed: 0.0 if a[seed] == b[seed] else a[seed] - b[seed] for seed in a.keys() & b.keys()}
+    return {seed: _minus(a[seed], b[seed]) for seed in a.keys() & b.keys()}
+
+
+def _minus(a: float, b: float) -> float:
+    """0 where both are infinite alike."""
+    return 0.0 if a == b else a - b
 
 
 def _at_matched_loss(metric: Metric, ours: RunResult, base: RunResult) -> float | None:
     """At the larger of the two runs' best losses, which both reached; amounts as the log of a ratio."""
     if not (ours.ended and base.ended):
         return None
-    if "diverged" in (ours.status, base.status):
-        if metric.name != TO_MATCH:
+    lost = [run.status == "diverged" for run in (ours, base)]
+    if any(lost):
+        worst = {"lower": math.inf, "higher": -math.inf}.get(metric.better)
+        other = base if lost[0] else ours
+        known = other.best is not None and other.value_at(metric.name, other.best.loss) is not None
+        if worst is None or not (known or metric.name == TO_MATCH):
             return None
-        return 0.0 if ours.status == base.status else math.inf if ours.status == "diverged" else -math.inf
+        return 0.0 if all(lost) else worst if lost[0] else -worst
     if ours.best is None or base.best is None:
         return None
     loss = max(ours.best.loss, base.best.loss)
@@ -337,9 +346,15 @@ def _at_matched_loss(metric: Metric, ours: RunResult, base: RunResult) -> float 
 
 
 def _log_ratios(part: PartResult, arm: str, metric: Metric) -> dict[int, float]:
-    a, b = part.arm(arm).by_seed(metric), part.reference.by_seed(metric)
-    both = [s for s in a.keys() & b.keys() if 0 < a[s] < math.inf and 0 < b[s] < math.inf]
-    return {seed: math.log(a[seed] / b[seed]) for seed in both}
+    a, b = (
+        {
+            seed: value if math.isinf(value) else math.log(value)
+            for seed, value in one.by_seed(metric).items()
+            if value > 0 or math.isinf(value)
+        }
+        for one in (part.arm(arm), part.reference)
+    )
+    return {seed: _minus(a[seed], b[seed]) for seed in a.keys() & b.keys()}
 
 
 def contrasts(results: Results, judged: Iterable[Key], looks: int = 1) -> tuple[Contrast, ...]:

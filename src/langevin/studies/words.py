@@ -277,18 +277,29 @@ def answers(plan: Plan, results: Results) -> tuple[Answer, ...]:
 def _claim_answer(plan: Plan, results: Results, claim: Claim) -> Answer:
     found = [results.contrast(key) for key in plan.keys_of(claim)]
     known = [c for c in found if c is not None and c.pairs]
-    direction = _no_worse(results, claim, known) if claim.expect == "no worse" else _direction(claim, known)
+    direction = (
+        _no_worse(results, claim, known)
+        if claim.expect == "no worse"
+        else _direction(results, claim, known)
+    )
     ours = "; ".join(_ours(results, claim, c) for c in known) if known else "not measured"
     return Answer(claim.part, claim.claim, claim.published, direction, ours)  # type: ignore[arg-type]
 
 
-def _direction(claim: Claim, found: list[Contrast]) -> str:
+def _direction(results: Results, claim: Claim, found: list[Contrast]) -> str:
     """Seen, where all contrasts are confirmed that way; opposite, where one is confirmed the other way."""
-    ways = [None if c.state not in CONFIRMED or c.difference is None else c.difference < 0 for c in found]
-    wanted = claim.expect == "lower"
-    if ways and all(way is wanted for way in ways):
+    ways = [_confirmed_way(results, c) for c in found]
+    if ways and all(way == claim.expect for way in ways):
         return "seen"
-    return "opposite" if any(way is (not wanted) for way in ways) else "not seen"
+    return "opposite" if any(way not in (None, claim.expect) for way in ways) else "not seen"
+
+
+def _confirmed_way(results: Results, contrast: Contrast) -> str | None:
+    """Lower or higher; None where nothing is confirmed."""
+    if contrast.state in ("better", "worse"):
+        better = results.metric(contrast.key.metric).better
+        return better if contrast.state == "better" else {"lower": "higher", "higher": "lower"}[better]
+    return contrast.state if contrast.state in CONFIRMED else None
 
 
 def _no_worse(results: Results, claim: Claim, found: list[Contrast]) -> str:
