@@ -3,6 +3,8 @@
 Decoding is measured as `langevin generate` decodes, one sequence at a time.
 """
 
+from __future__ import annotations
+
 import statistics
 import time
 from typing import Any
