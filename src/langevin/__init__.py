@@ -3,8 +3,6 @@
 Nothing heavy is imported until it is used: `import langevin` does not import torch.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder

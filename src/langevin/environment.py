@@ -1,7 +1,5 @@
 """What numbers depend on besides their settings."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

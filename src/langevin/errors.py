@@ -1,7 +1,5 @@
 """Errors a user can act on: one line of cause, one of remedy."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -6,8 +6,6 @@ What is registered is a frozen dataclass: its fields are the keys of the spec. V
 (quotes may be left out), True, False or None. Unknown names and keys raise, and a key may come once.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import sys

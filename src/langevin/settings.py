@@ -265,7 +265,7 @@ def read_seeds(text: str) -> list[int]:
 
 
 class _Yaml12(yaml.SafeLoader):
-    """YAML 1.2: 3e-4 is a number, off is a word, and a key stands once in its table."""
+    """YAML 1.2 as far as settings need it: 3e-4 is a number, off a word, and a key stands once."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012  (none of YAML 1.1's)
 
@@ -281,26 +281,14 @@ class _Yaml12(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", "~nN\0"),
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
-    (
-        "float",
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        "-+.0123456789",
-    ),
+for _tag, _pattern in (
+    ("null", r"~|null|Null|NULL|"),
+    ("bool", r"true|True|TRUE|false|False|FALSE"),
+    ("int", r"[-+]?[0-9]+"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"),
 ):
-    _Yaml12.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}",
-        re.compile(rf"^(?:{_pattern})$"),
-        ["" if c == "\0" else c for c in _first],
-    )
-_Yaml12.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value, _base(node.value)))
-
-
-def _base(text: str) -> int:
-    return {"0o": 8, "0x": 16}.get(text[:2], 10)
+    _Yaml12.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
+_Yaml12.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
 
 
 def read_yaml(path: Path) -> Any:

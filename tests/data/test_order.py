@@ -70,9 +70,3 @@ def test_the_order_is_the_same_in_every_release():
 def test_a_context_that_does_not_fit_is_refused(context):
     with pytest.raises(UsageError, match="does not fit a split of 100 tokens"):
         order.window_starts(100, 0, seed=0, batch=1, context=context)
-
-
-@pytest.mark.parametrize("name", ["step", "seed", "batch"])
-def test_negative_numbers_are_refused(name):
-    with pytest.raises(UsageError, match=name):
-        order.window_starts(100, **{"step": 0, "seed": 0, "batch": 1, "context": 8, name: -1})

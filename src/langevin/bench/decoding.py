@@ -4,8 +4,6 @@ Models of the same shape with random weights, one for each mixer, write in turns
 slows down slows all of them; a ratio is the median of the rounds' ratios to softmax.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from dataclasses import replace

@@ -6,8 +6,6 @@ module around torch's scaled_dot_product_attention. Runs of the mixers alternate
 slows down slows all of them. Also timed is the core alone: q, k, v in, mixed values out.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time

@@ -6,8 +6,6 @@
 Subjects are what is under test, properties what must hold.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import replace

@@ -3,8 +3,6 @@
 B batch, L tokens, W width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -4,8 +4,6 @@ window, with grouped heads. Each computes the same thing in two ways, for output
 B batch, L tokens, W width, H heads, D head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial

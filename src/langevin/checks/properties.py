@@ -4,8 +4,6 @@ where it broke.
 B batch, L tokens, W width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product

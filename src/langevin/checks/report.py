@@ -1,7 +1,5 @@
 """The outcome of a check: one row per property."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 B batch, L tokens. Padding is told by attention_mask, packed documents by position_ids that start anew.
 """
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Nothing heavy is imported before a command runs, so help is instant. Exit status
 (or a check did), 2 the command was wrong.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """The commands about mixers: list, check, bench, convert, doctor."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The commands about runs: data, train, evaluate, generate, plot."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How commands show things: tables and consoles."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

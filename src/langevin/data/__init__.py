@@ -4,8 +4,6 @@ corpus = langevin.data.prepare("stories")
 corpus.batch("train", step, seed=0, batch=32, context=256)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from langevin.data.corpus import Corpus, same_data

@@ -4,8 +4,6 @@ What a step reads stays in its place, so that steps can be replayed as CUDA grap
 L context.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Texts from the Hub come through `datasets` and are written once, as the files we read.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import socket

@@ -1,7 +1,5 @@
 """A local text or table file, or a folder of them."""
 
-from __future__ import annotations
-
 import mmap
 import re
 import warnings

@@ -11,8 +11,6 @@ repeated or padded, also where a batch crosses the end of an epoch.
 Evaluation. Windows of C targets move on by `stride`, and only their new targets are scored: each once.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np
@@ -22,7 +20,11 @@ from langevin.errors import UsageError
 
 def window_starts(tokens: int, step: int, *, seed: int, batch: int, context: int) -> np.ndarray:
     """Where the windows of a step start in the circle of tokens (int64, one a row of the batch)."""
-    _check(tokens, context, step=step, seed=seed, batch=batch)
+    if not 1 <= context < tokens:
+        raise UsageError(
+            f"a context of {context} does not fit a split of {tokens:,} tokens",
+            f"Use a context from 1 to {tokens - 1:,}, or more text.",
+        )
     slots = np.arange(step * batch, (step + 1) * batch, dtype=np.int64)
     blocks = slots.copy()
     epochs = slots * context // tokens
@@ -52,15 +54,3 @@ def _permutation(count: int, seed: int, epoch: int) -> np.ndarray:
 @lru_cache(maxsize=64)
 def _start(seed: int, tokens: int) -> int:
     return int(np.random.PCG64(np.random.SeedSequence((seed,))).random_raw()) % tokens
-
-
-def _check(tokens: int, context: int, **counts: int) -> None:
-    for name, value in counts.items():
-        least = 1 if name == "batch" else 0
-        if value < least:
-            raise UsageError(f"{name} must be {least} or more, not {value}")
-    if not 1 <= context < tokens:
-        raise UsageError(
-            f"a context of {context} does not fit a split of {tokens:,} tokens",
-            f"Use a context from 1 to {tokens - 1:,}, or more text.",
-        )

@@ -4,8 +4,6 @@ A name is looked for in `$LANGEVIN_DATA/NAME/`, then among what was fetched befo
 Face Hub. Anything else must be a text or table file, or a folder of them.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Rows of CSV, TSV and JSON Lines files as documents: the text in one of their columns."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterable, Iterator

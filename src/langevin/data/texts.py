@@ -1,7 +1,5 @@
 """Texts in three splits, read piece by piece, and how a text without an official split is cut."""
 
-from __future__ import annotations
-
 import codecs
 from array import array
 from bisect import bisect_left

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,11 +76,22 @@ def load(name: str) -> PreTrainedTokenizerFast:
     folder = next((path for path in (Path(name).expanduser(), *known) if os.path.isdir(path)), None)
     if folder is not None:
         return load_tokenizer(folder)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError):
-        tokenizer = _from_hub(name, known)
-    return _checked(tokenizer, name)
+    online = False
+    for online in (False, True) if reachable() else (False,):
+        with suppress(OSError, ValueError):
+            found = AutoTokenizer.from_pretrained(
+                name, local_files_only=not online, trust_remote_code=False
+            )
+            break
+    else:
+        looked = known[0] if known else f"$LANGEVIN_DATA/models/{name}-tokenizer (LANGEVIN_DATA is not set)"
+        hub = "has none for us" if online else "cannot be reached"
+        raise UsageError(
+            f"unknown tokenizer {name!r}: no folder {name} or {looked}, and the Hugging Face Hub {hub}",
+            f"{unknown('tokenizer', name, OWN).remedy} Or a tokenizer's folder (set LANGEVIN_DATA to a "
+            "folder that has it under models/), or its name on the Hugging Face Hub.",
+        )
+    return _checked(found, name)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -115,23 +127,6 @@ def _checked(tokenizer: Any, name: str) -> PreTrainedTokenizerFast:
             f"the tokenizer {name} has no end-of-text token", "Set its eos_token and save it again."
         )
     return tokenizer
-
-
-def _from_hub(name: str, known: list[Path]) -> Any:
-    from transformers import AutoTokenizer
-
-    looked_for = known[0] if known else f"$LANGEVIN_DATA/models/{name}-tokenizer (LANGEVIN_DATA is not set)"
-    cause = f"unknown tokenizer {name!r}: no folder {name} or {looked_for}"
-    remedy = (
-        f"{unknown('tokenizer', name, OWN).remedy} Or a tokenizer's folder (set LANGEVIN_DATA to a folder "
-        "that has it under models/), or its name on the Hugging Face Hub."
-    )
-    if not reachable():
-        raise UsageError(f"{cause}, and the Hugging Face Hub cannot be reached", remedy)
-    try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError):
-        raise UsageError(f"{cause}, and the Hugging Face Hub has none for us", remedy) from None
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:

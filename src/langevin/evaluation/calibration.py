@@ -17,8 +17,6 @@ negative). It is a root mean square, and as such larger than a mean of absolute 
 Bins are (low, high], and 0 belongs to the first; equal confidences always share a bin.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 B rows in a batch, L predictions in a row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The currency between evaluation, studies and reports: a number with its name, its kind and its place."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Evaluate a run: what its task measures, kept in its folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -11,8 +11,6 @@ depends on all tokens, never shows in a result.
 B batch, H heads, N blocks of C positions, D head width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

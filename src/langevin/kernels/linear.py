@@ -9,8 +9,6 @@ document's border.
 B batch, H heads, L tokens in N chunks of C, Q queries, K keys, D head width.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -6,8 +6,6 @@ dimensions have the batch first, so `torch.func.vmap` joins its dimension to the
 B batch, V what vmap maps over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

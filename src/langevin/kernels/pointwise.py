@@ -10,8 +10,6 @@ db_i = Σ_j dS_ij.
 B batch, H heads, Q queries, K keys, D head width.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -3,8 +3,6 @@
 B batch, H heads, Q queries, K keys, D head width.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

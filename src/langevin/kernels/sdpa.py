@@ -8,8 +8,6 @@ is no product of columns comes as a bias on the scores, (H, Q, K).
 B batch, H heads (G for each key head), Q queries, K keys, D head width, N blocks of C positions.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 
 import torch

@@ -4,8 +4,6 @@ A mixer is one file: a frozen dataclass with the formula in its docstring, regis
 packages may add theirs through the entry-point group `langevin.mixers`.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from types import ModuleType

@@ -9,8 +9,6 @@ and the fused kernels need no bias matrix.
 B batch, H heads, Q queries, K keys, D head width.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

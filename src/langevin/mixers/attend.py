@@ -1,7 +1,5 @@
 """`langevin.attend`: any q,k,v mixer as a function."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import torch

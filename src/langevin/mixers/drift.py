@@ -8,8 +8,6 @@ Drift is affine in y, so `langevin.fold` moves it into the output projection: it
 never what it can express. (The drift-diffusion GPT-2 study)
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal

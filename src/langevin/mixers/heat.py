@@ -15,8 +15,6 @@ in a host model that multiplies q·k by another scale, at 1/(2·scale), which is
 (Curry 2025, zenodo 18004600)
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

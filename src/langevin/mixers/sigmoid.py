@@ -7,8 +7,6 @@ a number, or 'head': learned per head, starting at -ln of the training length.
 (Ramapuram et al. 2024, arXiv 2409.04431)
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

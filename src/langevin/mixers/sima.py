@@ -10,8 +10,6 @@ A key-value cache does not hold past queries, so that state (or the past queries
 (Koohpayegani & Pirsiavash 2024, arXiv 2206.08898; the causal form is ours)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

@@ -5,8 +5,6 @@
 (Vaswani et al. 2017, arXiv 1706.03762)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from langevin.mixers.mechanism import SoftmaxMechanism

@@ -3,8 +3,6 @@
 heat(t=0.28)+drift   <->   Spec(Heat(t=0.28), (Drift(),))
 """
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass
 from functools import lru_cache

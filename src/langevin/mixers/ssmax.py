@@ -7,8 +7,6 @@ over the training length T the mean temperature is that of plain softmax; b is 0
 (Nakanishi 2025, arXiv 2501.19399)
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

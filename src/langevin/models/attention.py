@@ -6,8 +6,6 @@
 B batch, H heads, L new tokens, K keys (cached ones included), D head width, W model width.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Literal, get_args
 

@@ -7,8 +7,6 @@ B batch, L tokens, K keys (cached ones included), W width, V vocabulary. Who see
 layers, made of attention_mask (padding) and position_ids (packed documents, which start anew).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

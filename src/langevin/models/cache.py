@@ -4,8 +4,6 @@ Whatever generation does to a cache (beams reordered, batches repeated or select
 state too. What a state cannot do is forget its last tokens, and `crop` says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

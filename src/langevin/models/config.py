@@ -1,7 +1,5 @@
 """The configuration of langevin's own models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig

@@ -9,8 +9,6 @@ Any model on transformers' attention interface will do. Its weights stay; learne
 `langevin.from_pretrained`: a plain AutoModel would report the scalars as unexpected and mix by softmax.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import re

@@ -6,8 +6,6 @@ transformers hands an attention function projected q, k, v and a mask built befo
 builder of masks are looked up by one name: without a builder of that name a model passes no mask at all.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Mixers put into the attention modules of a transformers model."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

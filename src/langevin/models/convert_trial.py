@@ -5,8 +5,6 @@ difference shows terms that no mixer would have; and with the mixers that are wa
 the model is causal, from a cache.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Iterator, Mapping

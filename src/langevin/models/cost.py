@@ -1,7 +1,5 @@
 """What a model costs before it runs: FLOPs by its shape, utilisation by what the device could do."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -5,8 +5,6 @@
 Drift is affine in the mixed values y, and the projection W follows at once. H heads, D head width.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

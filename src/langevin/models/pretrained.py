@@ -3,8 +3,6 @@
 Nothing here imports torch before it must, so that a wrong name is answered at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

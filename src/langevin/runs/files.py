@@ -1,7 +1,5 @@
 """Files that are whole or not there, and checked when they are read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ A task's own few settings are its fields: they are flags of the command line und
 Nothing heavy is imported before it is used, as `--help` shows them.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Protocol
 
 from langevin.errors import UsageError

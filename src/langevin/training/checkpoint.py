@@ -6,8 +6,6 @@ disk and renamed, so an interruption at any moment leaves the checkpoints before
 gathered, written and read one at a time. Only folders with exactly such a name are ever read or deleted.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

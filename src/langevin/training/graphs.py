@@ -1,7 +1,5 @@
 """Work that is launched over and over as one CUDA graph: the host then costs next to nothing."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

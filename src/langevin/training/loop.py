@@ -8,8 +8,6 @@ are fetched about once a second.
 B batch, L context.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """Parameter groups, optimisers, the learning-rate schedule, and one guarded update of the weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ are divided by the tokens of the whole batch: the run is the same run. Checkpoin
 safetensors files, written by the first process, and so go on with any number of processes.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import re

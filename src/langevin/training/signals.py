@@ -1,7 +1,5 @@
 """Stopping when asked: SIGINT and SIGTERM end a loop after the step in hand, another SIGINT at once."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

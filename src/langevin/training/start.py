@@ -1,7 +1,5 @@
 """From a config to a run that is ready to train: its data, its model, its folder."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, fields, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ A tracker gets the same rows that go into metrics.jsonl. Numbers are named `spli
 row's step; what is no number stays in the file.
 """
 
-from __future__ import annotations
-
 import secrets
 import sys
 from importlib import import_module

@@ -8,8 +8,6 @@ If every text has one derivation, text and choices determine each other, and by 
     H(text) = H(choices) = E[ Σ_k -ln p(choice_k | choices before it) ].
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@ The text determines the choices (each choice shows in the words), so the entropy
 choices and is known exactly: NATS_PER_STORY.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random

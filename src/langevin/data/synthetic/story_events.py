@@ -1,7 +1,5 @@
 """What can happen in a story: each event says when it is possible, tells itself and changes the world."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """How stories begin and end: four shapes, each with its own opening and its own last line."""
 
-from __future__ import annotations
-
 from langevin.data.synthetic.choices import Teller
 from langevin.data.synthetic.story_world import (
     COLOURS,

@@ -1,7 +1,5 @@
 """The world a story happens in: people, things, places and where everything is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
