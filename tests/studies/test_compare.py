@@ -46,7 +46,7 @@ def test_every_arm_has_a_run_for_every_seed_with_rows_curve_and_costs(made):
         assert [run.seed for run in arm.runs] == [0, 1]
         for run in arm.runs:
             assert run.status == "done"
-            assert all(run.value(metric.name) is not None for metric in results.metrics)
+            assert all(run.row(metric.name) is not None for metric in results.metrics)
             assert [point.amount for point in run.curve] == [4 * 64, 8 * 64]
             assert run.details["sample"]["prompt"]
         costs = {row.metric: row for row in arm.costs}
@@ -99,7 +99,10 @@ def test_results_json_is_the_results(made):
 
 def test_too_few_seeds_are_not_judged_and_the_look_is_free(made):
     results, folder = made
-    assert results.verdict.answer == "Cannot be judged: 2 pairs of runs cannot confirm a difference; it takes 7."
+    assert (
+        results.verdict.answer
+        == "Cannot be judged: 2 pairs of runs cannot confirm a difference; it takes 7."
+    )
     assert "looks" not in read_plan(folder)[1]
 
 

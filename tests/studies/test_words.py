@@ -177,7 +177,9 @@ def test_arms_that_start_near_the_untouched_model_came_near_it(first, last, near
     def run(seed, *losses):
         points = tuple(replace(p, amount=p.amount - 100) for p in curve(*losses))
         status = "diverged" if DIVERGED in losses else "done"
-        return RunResult(seed, status, rows=(Row("nll", 2.0),), curve=points[: 1 if DIVERGED in losses else None])
+        return RunResult(
+            seed, status, rows=(Row("nll", 2.0),), curve=points[: 1 if DIVERGED in losses else None]
+        )
 
     arms = [
         ArmResult("m0", {}, tuple(run(seed, 2.0, 2.0) for seed in range(2))),
