@@ -7,7 +7,7 @@ direction and no winner; all else is told with its interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from langevin.evaluation.rows import Metric, Row
 from langevin.studies.inference import ERROR_RATE, estimate
@@ -237,14 +237,7 @@ def _more(plan: Plan, results: Results, primary: list[Contrast]) -> list[str]:
     """Sentences in the order of their weight, at most three."""
     found = []
     if results.answers:
-        counts = {
-            way: sum(a.direction == way for a in results.answers)
-            for way in ("seen", "opposite", "not seen")
-        }
-        told = [f"{count} {way}" for way, count in counts.items() if count]
-        found.append(
-            f"Of {counted(len(results.answers), 'published claim')} the direction was {listed(told)}."
-        )
+        found.append(claims_in_short(results.answers))
     diverged = sorted({arm.name for part in results.parts for arm in part.arms if _diverged(arm)})
     if diverged:
         found.append(f"Runs of {listed(diverged)} diverged: they rank after all that did not.")
@@ -257,6 +250,14 @@ def _more(plan: Plan, results: Results, primary: list[Contrast]) -> list[str]:
     if added and results.looks:
         found.insert(0, _added(added))
     return found[:3]
+
+
+def claims_in_short(answers: Sequence[Answer]) -> str:
+    """Of 8 published claims: 2 seen in direction, 1 in the opposite one and 5 in neither."""
+    ways = {"seen": "seen in direction", "opposite": "in the opposite one", "not seen": "in neither"}
+    counts = {way: sum(answer.direction == name for answer in answers) for name, way in ways.items()}
+    told = listed(f"{count} {way}" for way, count in counts.items() if count)
+    return f"Of {counted(len(answers), 'published claim')}: {told}."
 
 
 def _added(seeds: list[int]) -> str:

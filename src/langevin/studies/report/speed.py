@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from langevin import figures
-from langevin.studies.numbers import counted, listed, number
+from langevin.studies.numbers import number
 from langevin.studies.report.page import Cell, Chart, Column, Page, Part, Section, Table
 from langevin.studies.report.study import claims_table
 from langevin.studies.results import Answer
+from langevin.studies.words import claims_in_short
 
 PARTS = {"core": "Mixing alone", "module": "Attention module"}
 RATIOS = {"forward_ratio": "forward", "both_ratio": "forward and backward"}
@@ -17,8 +18,6 @@ RATIOS = {"forward_ratio": "forward", "both_ratio": "forward and backward"}
 def speed_page(results: dict[str, Any], answers: list[Answer]) -> Page:
     mixers, training = results["mixers"], results["training"]
     drawn = [_chart(mixers["rows"], part, ratio) for part in PARTS for ratio in RATIOS]
-    counts = {way: sum(a.direction == way for a in answers) for way in ("seen", "opposite", "not seen")}
-    told = listed(f"{count} {way}" for way, count in counts.items() if count)
     machine = results["environment"]
     sections = [
         Section("mixers", "Mixers alone", [Part("charts", drawn[2:]), _mixers(mixers["rows"])]),
@@ -37,7 +36,7 @@ def speed_page(results: dict[str, Any], answers: list[Answer]) -> Page:
     ]
     return Page(
         results["title"],
-        f"Of {counted(len(answers), 'published claim')} the direction was {told}.",
+        claims_in_short(answers),
         f"{training['settings']['rounds']} rounds in turn; what lies within their spread stays open.",
         facts=[str(machine["device"]), f"torch {machine['torch']}"],
         hero=[chart for chart in drawn[:2] if chart],
