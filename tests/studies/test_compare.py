@@ -46,7 +46,7 @@ def test_every_arm_has_a_run_for_every_seed_with_rows_curve_and_costs(made):
         assert [run.seed for run in arm.runs] == [0, 1]
         for run in arm.runs:
             assert run.status == "done"
-            assert all(run.value(metric.name) is not None for metric in results.metrics)
+            assert all(run.row(metric.name) is not None for metric in results.metrics)
             assert [point.amount for point in run.curve] == [4 * 64, 8 * 64]
             assert run.details["sample"]["prompt"]
         costs = {row.metric: row for row in arm.costs}
@@ -99,7 +99,10 @@ def test_results_json_is_the_results(made):
 
 def test_too_few_seeds_are_not_judged_and_the_look_is_free(made):
     results, folder = made
-    assert results.verdict.answer == "Cannot be judged: 2 seeds cannot confirm any difference; 8 would do."
+    assert (
+        results.verdict.answer
+        == "Cannot be judged: 2 pairs of runs cannot confirm a difference; it takes 7."
+    )
     assert "looks" not in read_plan(folder)[1]
 
 
@@ -220,8 +223,8 @@ def test_metrics_at_a_matched_loss_come_from_models_on_the_way_that_are_not_kept
         {"step": 8},
     ] * 2
     worst, best = sorted(runs, key=lambda run: -run.best.loss)
-    assert worst.value_at("nll", worst.best.loss) == pytest.approx(worst.value("nll"), rel=1e-6)
-    assert best.value_at("nll", worst.best.loss) >= best.value("nll")
+    assert worst.value_at("nll", worst.best.loss) == pytest.approx(worst.row("nll").value, rel=1e-6)
+    assert best.value_at("nll", worst.best.loss) >= best.row("nll").value
     assert results.contrast(Key("", "ssmax", "ece", "matched")).difference is not None
     assert not list((tmp_path / "cmp").glob("*/seed-0/evaluated"))
     assert not list((tmp_path / "cmp").glob("*/seed-0/checkpoints"))
@@ -243,7 +246,7 @@ def test_arms_start_from_the_same_pretrained_weights_beside_the_untouched_model(
     results = compared(one, tmp_path / "cmp")
     (part,) = results.parts
     assert part.untouched.status == "done"
-    assert part.untouched.value("nll") > 0
+    assert part.untouched.row("nll").value > 0
     assert results.within == 0.05
     assert "Within 0.05 of the untouched model's loss came " in " ".join(results.verdict.more)
     assert load(tmp_path / "cmp" / "taught" / "seed-0").config.objective == "distill"

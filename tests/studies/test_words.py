@@ -115,7 +115,10 @@ def test_too_few_seeds_judge_nothing_and_say_how_many_would():
     state, sentence, results = one([2.5] * 4, [3.0, 3.1, 2.9, 3.0])
     assert state == "too few"
     assert sentence.endswith("; 4 pairs of seeds cannot confirm anything.")
-    assert results.verdict.answer == "Cannot be judged: 4 seeds cannot confirm any difference; 7 would do."
+    assert (
+        results.verdict.answer
+        == "Cannot be judged: 4 pairs of runs cannot confirm a difference; it takes 6."
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,6 +138,56 @@ def test_a_bound_below_an_exact_loss_proves_better_and_one_above_proves_nothing(
     if state == "not proven":
         assert sentence.endswith("; an upper bound above an exact loss proves nothing.")
         assert not re.search(r"\b(better|worse)\b", sentence + told(results))
+
+
+def test_an_exact_loss_near_a_bound_is_not_as_good():
+    """What the bound is a bound of may be far lower."""
+    kinds = {"softmax": "bound", "ours": "exact"}
+    assert one(shifted(0.0), kinds=kinds, margin=0.1)[0] == "not confirmed"
+
+
+@pytest.mark.parametrize("seeds", [2, 5])
+def test_too_few_seeds_are_not_as_good_and_no_worse_either(seeds):
+    claim = Claim("no worse", "", "ours", "nll", "no worse", size=0.5)
+    values = {"softmax": BASE[:seeds], "ours": shifted(0.0)[:seeds]}
+    _, results = judged(values, margin=1.0, claims=(claim,))
+    assert states(results)["ours"] == "too few"
+    assert results.answers[0].direction == "not seen"
+
+
+def test_examples_that_point_the_other_way_or_are_too_few_confirm_nothing():
+    def state(ours, base):
+        return one(shifted(-0.02), examples={"ours": ours, "softmax": base})[0]
+
+    ten = [0.01 * n for n in range(10)]
+    assert state(lambda s: [x - 1 for x in ten], lambda s: ten) == "better"
+    assert state(lambda s: [x + 1 for x in ten], lambda s: ten) == "not confirmed"
+    assert state(lambda s: [0.0], lambda s: [1.0]) == "not confirmed"
+    assert state(lambda s: ten, lambda s: ten[:5]) == "not confirmed"
+    assert state(lambda s: ten, lambda s: []) == "not confirmed"
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "near"),
+    [(2.0, 2.0, "m0 and m1"), (3.0, 2.01, "m0 and m1"), (3.0, 2.9, "m0"), (3.0, DIVERGED, "m0")],
+)
+def test_arms_that_start_near_the_untouched_model_came_near_it(first, last, near):
+    plan = plan_of(2, 2)
+
+    def run(seed, *losses):
+        points = tuple(replace(p, amount=p.amount - 100) for p in curve(*losses))
+        status = "diverged" if DIVERGED in losses else "done"
+        return RunResult(
+            seed, status, rows=(Row("nll", 2.0),), curve=points[: 1 if DIVERGED in losses else None]
+        )
+
+    arms = [
+        ArmResult("m0", {}, tuple(run(seed, 2.0, 2.0) for seed in range(2))),
+        ArmResult("m1", {}, tuple(run(seed, first, last) for seed in range(2))),
+    ]
+    part = PartResult("", tuple(arms), untouched=run(0, 2.0))
+    results = concluded(plan, (part,), FACTS, "")
+    assert f"Within 0.05 of the untouched model's loss came {near}." in results.verdict.more
 
 
 def test_a_diagnostic_has_a_direction_and_no_winner():
@@ -204,15 +257,34 @@ def test_an_arm_that_always_diverges_is_worse_and_its_reference_too():
     state, sentence, results = one(BASE, [DIVERGED] * 8)
     assert state == "better"
     assert sentence == "ours is better than softmax: 8 runs of softmax diverged, so there is no interval."
-    assert results.verdict.answer == "ours is better than softmax by divergence."
+    assert results.verdict.answer == "ours is better than softmax, as softmax diverged."
 
 
 def test_where_both_diverged_the_difference_is_0():
     state, _, results = one([DIVERGED] * 2 + shifted(-0.02)[2:], [DIVERGED] * 2 + BASE[2:])
     found = results.contrast(Key("", "ours", "nll"))
     assert found.p == 2 / 2**6
-    assert state == "better"
     assert found.pairs == 8
+    assert (found.difference, found.low) == (None, None)
+    assert state == "not confirmed"  # an arm that diverged on 2 of 8 seeds is never better
+
+
+def test_where_all_diverged_nothing_is_as_good():
+    lost = [DIVERGED] * 8
+    assert one(lost, lost, margin=1.0)[0] == "not confirmed"
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_measurement_that_is_not_finite_is_a_divergence_and_not_missing(value):
+    """A model that gives NaN on test is not left out of the comparison."""
+    plan = plan_of(2, 8)
+    ours = [run_of(seed, x) for seed, x in enumerate(shifted(-0.02))]
+    ours[:2] = [RunResult(seed, "done", rows=(Row("nll", value),)) for seed in (0, 1)]
+    base = [run_of(seed, x) for seed, x in enumerate(BASE)]
+    arms = [ArmResult(name, {}, tuple(runs)) for name, runs in (("m0", base), ("m1", ours))]
+    results = concluded(plan, (PartResult("", tuple(arms)),), FACTS, "")
+    found = results.contrast(Key("", "m1", "nll"))
+    assert (found.pairs, found.state, found.low) == (8, "not confirmed", None)
 
 
 def test_divergence_is_worst_where_higher_is_better_too():
@@ -585,7 +657,7 @@ def test_tuning_is_disclosed():
     )
     results = concluded(plan, (PartResult("", arms),), FACTS, "")
     (line,) = [line for line in results.not_controlled if "trials" in line]
-    assert "3 trials on validation, with one seed that is not judged" in line
+    assert "3 trials on validation, around a given rate, with one seed that is not judged" in line
     edge = tuple(replace(arm, settings={**arm.settings, "lr": 1e-3}) for arm in arms)
     results = concluded(plan, (PartResult("", edge),), FACTS, "")
     assert any("was the first or last tried" in line for line in results.not_controlled)

@@ -238,25 +238,29 @@ def _made(work: Any, folder: Path, open_it: bool = False) -> int:
     ]
     if failed:
         print(f"{len(failed)} runs failed: {', '.join(failed)}; the same command tries them again")
-    return 1 if failed else 0
+    for trouble in results.troubles:
+        print(f"not measured: {trouble}; the same command tries again")
+    return 1 if failed or results.troubles else 0
 
 
 def show(results: Any, folder: Path) -> None:
     """The primary metric by arm, the answer, and where the rest is."""
+    from rich.markup import escape
+
     from langevin.studies.numbers import with_unit
 
     metric = results.primary
     heads = (with_unit(metric.label, metric.unit), "95 % t interval", "parameters", "training time")
     for part in results.parts:
-        table = table_of(part.name or None, "arm", *heads)
+        table = table_of(escape(part.name) or None, "arm", *heads)
         for arm in part.arms:
             found, size, time = arm.estimate(metric), arm.cost("parameters"), arm.cost("time_ratio")
             table.add_row(
-                arm.name,
+                escape(arm.name),
                 "" if found is None else f"{found.mean:.4f}",
                 "" if found is None else interval(found.low, found.high),
                 "" if size is None else f"{size.value:,.0f}",
-                "" if time is None else f"{time.value:.2f} ×",
+                "" if time is None else f"{time.value:.2f} × ({interval(time.low, time.high)})",
             )
         console_for().print(table)
     for sentence in (results.verdict.answer, results.verdict.sure, *results.verdict.more):

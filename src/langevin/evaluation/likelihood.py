@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from langevin.errors import UsageError, WorkError
+from langevin.errors import Diverged, UsageError
 from langevin.kernels.view import wide
 from langevin.objectives import ar
 
@@ -171,7 +171,7 @@ def _check_finite(part_KN: Tensor, scored_BL: Tensor, seen: int) -> None:
     if bool(bad.any()):
         row, which = (int(x) for x in bad.nonzero()[0])
         window, position = scored_BL.cpu().nonzero()[which].tolist()
-        raise WorkError(
+        raise Diverged(
             f"the logits at window {seen + window}, position {position} give {float(part_KN[row, which])}",
             "The model has diverged or overflows: try an earlier checkpoint, or float32.",
         )

@@ -84,6 +84,7 @@ class Distillation(Autoregression):
     next_token: float = 0.0
     """The share of the plain next-token loss afterwards."""
 
+    passes = 4  # the teacher's is the fourth
     criterion = staticmethod(summed_distance)
     taught_by: ClassVar[Any] = None  # the teacher itself, once it is bound to a run
 

@@ -31,6 +31,7 @@ class Objective:
     causal: ClassVar[bool] = True  # whether the model may look back only
     head: ClassVar[str] = "LangevinForCausalLM"  # the class of models/backbone.py that has it
     likelihood: ClassVar[Literal["exact", "bound"] | None] = None
+    passes: ClassVar[int] = 3  # that a training step takes, counted in forward passes
 
     def check(self, config: TrainConfig) -> None:
         """Raise where it does not go with the settings of a run: before any work."""

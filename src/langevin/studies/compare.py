@@ -19,8 +19,9 @@ from langevin.environment import pick_device
 from langevin.errors import UsageError, WorkError, one_line
 from langevin.evaluation.rows import Row
 from langevin.models import pretrained
-from langevin.runs.files import read_json
+from langevin.runs.files import read_json, sha256
 from langevin.runs.folder import Lock
+from langevin.runs.load import weight_files
 from langevin.studies import terms, words, work
 from langevin.studies.display import Display
 from langevin.studies.jobs import Crew, Job, crew
@@ -63,14 +64,17 @@ def compare(
     before = begun(folder)
     device = pick_device(plan.parts[0].config.device)
     data = [TASKS.parse(p.config.task).prepare(_any_run(plan, p), progress=not quiet) for p in plan.parts]
-    plan = terms.spelled_out(plan, terms.all_sizes(plan, data), data, device, before)
-    plan = terms.equalised(plan, data) if plan.equalise else plan
     sizes = terms.all_sizes(plan, data)
+    plan = terms.spelled_out(plan, sizes, data, device, before)
+    if plan.equalise:
+        plan = terms.equalised(plan, data)
+        sizes = terms.all_sizes(plan, data)
     display = Display(quiet)
     workers = (
         1 if on == "ray" and device != "cpu" else terms.workers_for(plan, sizes, data, device, workers)
     )
     about = data_facts(data[0].manifest, plan.parts[0].config.data)
+    about |= {"weights": [_weights(part.config.init) for part in plan.parts]}
     facts: dict[str, Any] = {"data": about, "commands": [command] if command else []}
     with Lock(folder):
         facts = settle(plan, folder, facts)
@@ -78,7 +82,8 @@ def compare(
             display.say(f"up to {workers} runs at a time share the GPU")
         for part in collect(plan, folder, facts, sizes).parts:
             for sentence in words.unequal(part, "parameters"):
-                display.say(f"{sentence} --equalise makes them equal.", style="yellow")
+                hint = "" if part.settings["init"] else " --equalise makes them equal."
+                display.say(sentence + hint, style="yellow")
         study = _Study(plan, folder, facts, sizes, display)
         with heeding_signals(_interrupt), crew(workers, plan.threads, device, on) as who:
             try:
@@ -88,6 +93,12 @@ def compare(
         results = study.conclude()
         write_report(results, folder)
     return results
+
+
+def _weights(init: str | None) -> str | None:
+    """What the pretrained weights are, where they lie in a folder."""
+    place = Path(pretrained.located(init)) if init is not None else None
+    return sha256(*weight_files(place)) if place is not None and place.is_dir() else None
 
 
 def _any_run(plan: Plan, part: Part) -> Any:
@@ -121,6 +132,7 @@ class _Study:
             self._carry_out(who, "comparing", [*_untouched(plan, folder), *_runs(tuned_plan, folder)])
         finally:
             self._write()  # how far it is, also when it is stopped
+        self._show(self.conclude())  # costs follow
         self._carry_out(who, "timing", list(_timings(tuned_plan, folder)))
 
     def _carry_out(self, who: Crew, name: str, jobs: list[Job]) -> None:
@@ -141,10 +153,17 @@ class _Study:
         """The page of a study that is on its way."""
         results = collect(self.plan, self.folder, self.facts, self.sizes)
         if any(run.status != "missing" for run in results.runs) and not results.finished:
-            begin = time.monotonic()
-            write_report(results, self.folder)
-            self.pages = time.monotonic() - begin
+            self._show(results)
         self.written = time.monotonic()
+
+    def _show(self, results: Results) -> None:
+        """A page that cannot be written is no reason to stop."""
+        begin = time.monotonic()
+        try:
+            write_report(results, self.folder)
+        except WorkError as error:
+            self.display.say(one_line(error), style="red")
+        self.pages = time.monotonic() - begin
 
     def conclude(self) -> Results:
         """The results; the first look at which something could be confirmed is written down."""
@@ -154,14 +173,15 @@ class _Study:
 
 
 def remembered(plan: Plan, folder: Path, facts: dict[str, Any], results: Results) -> dict[str, Any]:
-    """The facts with this look, where it is the first at which something could be confirmed: they are
-    written down before anyone sees the results."""
-    if not results.finished or results.exploratory or looked(facts) or plan.looks:
+    """The facts with the looks that this is: the first at which something could be confirmed, or those that
+    were declared and are reached. They are written down before anyone sees the results."""
+    if not results.finished or results.exploratory:
         return facts
-    look = Look(plan.seeds, _missing(results))
-    if could_confirm(replace(results, looks=(look,)), plan.family):
-        kept = {"seeds": list(look.seeds), "missing": [list(m) for m in look.missing]}
-        facts = {**facts, "looks": [kept]}
+    known = [look["seeds"] for look in facts.get("looks", [])]
+    new = [look for look in results.looks if list(look.seeds) not in known]
+    if new and (plan.looks or (not known and could_confirm(results, plan.family))):
+        kept = [{"seeds": list(look.seeds), "missing": [list(m) for m in look.missing]} for look in new]
+        facts = {**facts, "looks": [*facts.get("looks", []), *kept]}
         keep(folder, facts)
     return facts
 
@@ -183,7 +203,7 @@ def collect(
             f"the plan named {plan.primary} as the primary metric; {primary} was chosen afterwards"
         )
         plan = replace(plan, primary=primary, margin=None, claims=())
-    parts = []
+    parts, troubles = [], []
     for part in plan.parts:
         costs = _read(_place(plan, folder, part) / "costs.json", {str: [ROW]}, _rows_by_name) or {}
         arms = []
@@ -196,8 +216,13 @@ def collect(
             arms.append(ArmResult(arm.name, arm.changes, runs, rows, trials.get((part.name, arm.name), ())))
         untouched = _run_result(_place(plan, folder, part) / "untouched", 0)
         own = untouched if untouched.status == "done" else None
+        failed = {
+            "costs": read_json(_place(plan, folder, part) / "costs-failed.json", optional=True),
+            "the untouched model": {"error": untouched.error} if untouched.error else None,
+        }
+        troubles += [f"{what}: {why.get('error')}" for what, why in failed.items() if why]
         parts.append(PartResult(part.name, tuple(arms), part.settings, own))
-    return concluded(plan, tuple(parts), facts, exploratory)
+    return replace(concluded(plan, tuple(parts), facts, exploratory), troubles=tuple(troubles))
 
 
 def concluded(
@@ -219,11 +244,12 @@ def concluded(
         ),
         data=facts["data"],
     )
-    reached = [count for count in plan.looks if count <= len(plan.seeds)]
-    declared = tuple(Look(plan.seeds[:count]) for count in reached)
-    undeclared = looked(facts) or (Look(plan.seeds, _missing(results)),)
-    looks = declared if plan.looks else undeclared
-    results = replace(results, looks=looks if results.finished else ())
+    missing, known = _missing(results), looked(facts)
+    reached = [plan.seeds[:count] for count in plan.looks if count <= len(plan.seeds)]
+    for seeds in reached if plan.looks else [] if known else [plan.seeds]:
+        if all(look.seeds != seeds for look in known):
+            known += (Look(seeds, tuple(run for run in missing if run[2] in seeds)),)
+    results = replace(results, looks=known if results.finished else ())
     results = replace(results, contrasts=contrasts(results, plan.family, max(1, len(plan.looks))))
     results = replace(results, answers=words.answers(plan, results))
     return replace(

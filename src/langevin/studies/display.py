@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from langevin.runs.folder import metrics_row
@@ -46,7 +47,7 @@ class Display:
         self.bars.start()
 
     def began(self, job: Job) -> None:
-        task = self.bars.add_task(job.label, total=job.steps, shown="")
+        task = self.bars.add_task(escape(job.label), total=job.steps, shown="")
         self.running[job.label] = (job, task, time.perf_counter())
 
     def ended(self, job: Job, outcome: Outcome) -> None:

@@ -47,7 +47,10 @@ def estimate(values: Sequence[float], confidence: float = 0.95, scale: Scale = "
         mean = float(x.mean())
     if len(x) == 1 or not np.isfinite(x).all():
         return Estimate(mean, None, None, len(x))
-    half = t_quantile(confidence, len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
+    with np.errstate(over="ignore"):
+        half = t_quantile(confidence, len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
+    if not math.isfinite(half):
+        return Estimate(mean, None, None, len(x))
     if scale == "log odds" and 0 < mean < 1:
         odds, half = math.log(mean / (1 - mean)), half / (mean * (1 - mean))
         low, high = (0.5 * (1 + math.tanh((odds + sign * half) / 2)) for sign in (-1, 1))

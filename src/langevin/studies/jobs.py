@@ -171,7 +171,7 @@ class Workers:
                 self._give_out(waiting, began)
                 self._listen(ended)
                 tick()
-        except KeyboardInterrupt:
+        except BaseException:
             self._stop()
             raise
 
@@ -293,6 +293,10 @@ class Cluster:
             self.ray.shutdown()
 
     def run(self, jobs: list[Job], began: Began, ended: Ended, tick: Tick) -> None:
+        if len(jobs) > 1 and any(job.alone for job in jobs):
+            for job in jobs:
+                self.run([job], began, ended, tick)
+            return
         task = self.ray.remote(**self.needs)(execute)
         absolute = [replace(job, output=job.output.absolute()) for job in jobs]
         pending = {task.remote(job): job for job in absolute}

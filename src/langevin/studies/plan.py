@@ -37,7 +37,15 @@ WRITTEN = (  # into the folder of a study, beside those of the arms
 )
 FIXED = ("seed", "task", "data", "tokenizer", "minutes", "device")  # what arms cannot differ in
 NAMED = re.compile(r"""\s*("(?P<quoted>[^"]*)"|(?P<plain>[^"'(=]*))\s*=(?P<spec>.*)""", re.DOTALL)  # an arm
-INCIDENTAL = ("device", "keep", "checkpoint_every", "accumulate", "graphs", "track")  # changes no number
+INCIDENTAL = (
+    "device",
+    "init",
+    "keep",
+    "checkpoint_every",
+    "accumulate",
+    "graphs",
+    "track",
+)  # changes no number; weights are told by their hash
 
 
 @dataclass(frozen=True)
@@ -175,14 +183,21 @@ class Plan:
         put("metrics", tuple(dict.fromkeys((self.primary, *(self.metrics or usual)))))
         for part in self.parts:
             self._check(part)
+        slugs = [slug(part.name) for part in self.parts]
+        if len(self.parts) > 1 and (len(set(slugs)) < len(slugs) or set(slugs) & set(WRITTEN)):
+            raise UsageError(f"parts {[part.name for part in self.parts]} need folders of their own")
         for claim in self.claims:
+            if claim.at == "trend" and claim.against:
+                raise UsageError("a trend is one of ratios to the first arm", "Leave `against` out.")
+            if claim.at != "trend" and not claim.part and len(self.parts) > 1:
+                raise UsageError(f"the claim {claim.claim!r} names no part", "Say which part it is about.")
             if claim.part not in ("", *(part.name for part in self.parts)):
                 raise unknown("part in a claim", claim.part, [part.name for part in self.parts])
         if self.looks and (sorted(set(self.looks)) != list(self.looks) or self.looks[0] < 1):
             raise UsageError(
                 f"looks {list(self.looks)} must grow", "Write numbers of seeds: --looks 7,10,14."
             )
-        put("seeds", self.seeds or tuple(range(max((*self.looks, self.enough)))))
+        put("seeds", self.seeds or tuple(range(max((*self.looks, self.least + 1)))))
         if len(set(self.seeds)) < len(self.seeds):
             raise UsageError(f"seeds {list(self.seeds)} must be one or more, each once")
         if self.tune and TUNING_SEED in self.seeds:
@@ -236,9 +251,9 @@ class Plan:
         return [Key(claim.part, name, claim.metric, claim.at, claim.against) for name in names]
 
     @property
-    def enough(self) -> int:
-        """One seed more than the least with which a contrast can survive the correction."""
-        return least_seeds(len(self.family), max(1, len(self.looks))) + 1
+    def least(self) -> int:
+        """The least number of pairs with which a contrast can survive the correction."""
+        return least_seeds(len(self.family), max(1, len(self.looks)))
 
     def config(self, part: Part, arm: Arm, seed: int, **changes: Any) -> TrainConfig:
         """The settings of one run."""

@@ -23,7 +23,7 @@ from langevin.runs.files import write_json, write_text
 from langevin.settings import TrainConfig
 from langevin.studies.compare import compare
 from langevin.studies.numbers import percent
-from langevin.studies.plan import seeds_in_words
+from langevin.studies.plan import FILE, seeds_in_words
 from langevin.studies.recipe import Benches, Recipe, SpeedClaim, recipe
 from langevin.studies.report.page import render
 from langevin.studies.report.speed import speed_page
@@ -54,7 +54,7 @@ def reproduce_speed(
 ) -> list[Answer]:
     """Measure mixers alone and in training steps; the answers to the claims. The page is in the folder."""
     there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    if (folder.exists() and not folder.is_dir()) or (there and "results.json" not in there):
+    if folder.is_file() or FILE in there or (there and "results.json" not in there):
         raise UsageError(f"{folder} holds something else", "Choose another --out.")
     benches = chosen.scale(scale).benches
     assert benches is not None

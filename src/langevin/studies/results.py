@@ -6,7 +6,7 @@ The only currency are rows (`langevin.evaluation.rows`): nothing here knows toke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -68,7 +68,7 @@ class RunResult:
     @staticmethod
     def of(record: Mapping[str, Any]) -> RunResult:
         """From the JSON of a finished run."""
-        rows = tuple(Row(**row) for row in record["rows"])
+        rows = tuple(Row(**{**row, "value": _number(row["value"])}) for row in record["rows"])
         curve = tuple(Point(**point) for point in record["curve"])
         kept = {key: value for key, value in record.items() if key != "said"}
         return RunResult(**{**kept, "rows": rows, "curve": curve, "examples": tuple(record["examples"])})
@@ -85,9 +85,10 @@ class RunResult:
     def row(self, metric: str, at: Mapping[str, Any] | None = None) -> Row | None:
         return next((row for row in self.rows if row.metric == metric and row.at == (at or {})), None)
 
-    def value(self, metric: str) -> float | None:
+    def diverged(self, metric: str) -> bool:
+        """In training, or in what was measured."""
         row = self.row(metric)
-        return None if row is None or not math.isfinite(row.value) else row.value
+        return self.status == "diverged" or (row is not None and not math.isfinite(row.value))
 
     def amount_to(self, loss: float) -> float | None:
         """How much of the budget until the validation loss first was this, linear between evaluations."""
@@ -116,6 +117,11 @@ class RunResult:
         return None
 
 
+def _number(value: float | None) -> float:
+    """JSON has null for what is no finite number."""
+    return math.nan if value is None else value
+
+
 @dataclass(frozen=True)
 class Trial:
     """Of a learning rate, on validation; a loss of None: it diverged."""
@@ -135,11 +141,11 @@ class ArmResult:
     def by_seed(self, metric: Metric) -> dict[int, float]:
         """Of the runs that ended; one that diverged is worse than any that did not."""
         found: dict[int, float] = {}
+        worst = {"lower": math.inf, "higher": -math.inf}.get(metric.better)
         for run in self.runs:
-            value = run.value(metric.name) if run.status == "done" else None
-            if run.status == "diverged" and metric.better in ("lower", "higher"):
-                value = math.inf if metric.better == "lower" else -math.inf
-            if value is not None:
+            row = run.row(metric.name)
+            value = worst if run.diverged(metric.name) else None if row is None else row.value
+            if run.ended and value is not None:
                 found[run.seed] = value
         return found
 
@@ -207,10 +213,20 @@ class Contrast:
     high: float | None
     low90: float | None
     high90: float | None
-    relative: float | None  # the difference as a share of the reference's mean
+    reference: float | None  # its mean over these pairs
     p: float | None = None
     p_adjusted: float | None = None
     state: State = "not judged"
+    judged: int = 0  # pairs that p and state rest on
+    lower: bool | None = None  # the direction of those
+
+    @property
+    def relative(self) -> float | None:
+        """The difference as a share of the reference's mean."""
+        if self.key.place == "trend" or self.key.metric == TO_MATCH:
+            return self.difference
+        known = self.difference is not None and self.reference and self.key.place == "best"
+        return self.difference / abs(self.reference) if known else None  # type: ignore[operator,arg-type]
 
 
 @dataclass(frozen=True)
@@ -257,6 +273,7 @@ class Results:
     within: float | None = None  # of the untouched model's loss: how near is near enough
     looks: tuple[Look, ...] = ()  # that the verdict rests on
     not_controlled: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()  # what could not be measured besides runs, and why
     commands: tuple[str, ...] = ()
     environment: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
@@ -308,6 +325,9 @@ def differences(results: Results, key: Key) -> dict[int, float]:
         first, last = (_log_ratios(part, key.arm, metric) for part in (results.parts[0], results.parts[-1]))
         return {seed: _minus(last[seed], first[seed]) for seed in last.keys() & first.keys()}
     ours, base = results.part_of(key).arm(key.arm), results.reference(key)
+    kinds = {arm.kind(results.primary.name) for arm in (ours, base)} - {None}
+    if key.place == "matched" and len(kinds) > 1:
+        return {}  # the losses are not of one kind
     if key.place == "matched":
         pairs = {
             run.seed: (run, other) for run in ours.runs for other in base.runs if run.seed == other.seed
@@ -416,76 +436,80 @@ def _contrast(
     results: Results, key: Key, values: dict[int, float], judged: _Judgement | None, hypotheses: int
 ) -> Contrast:
     metric, reference = results.metric(key.metric), results.reference(key)
-    numbers = _interval(values)
-    base = reference.by_seed(metric)
-    mean = sum(base[s] for s in values if s in base) / len(values) if values else 0.0
-    difference = numbers["difference"]
+    numbers = _interval(results, key, values)
+    base = [x for seed, x in reference.by_seed(metric).items() if seed in values and math.isfinite(x)]
+    mean = sum(base) / len(base) if base else None
     if key.place == "trend" or metric.name == TO_MATCH:
         numbers = {name: None if x is None else math.expm1(x) for name, x in numbers.items()}
-        relative = numbers["difference"]
-    else:
-        known = difference is not None and mean and math.isfinite(mean)
-        relative = difference / abs(mean) if difference is not None and known else None
-    contrast = Contrast(key, reference.name, len(values), **numbers, relative=relative)
+    contrast = Contrast(key, reference.name, len(values), **numbers, reference=mean)
     if judged is None:
         return contrast
-    contrast = replace(contrast, p=judged.p, p_adjusted=judged.adjusted)
-    return replace(contrast, state=_state(results, contrast, judged, hypotheses))
+    pairs = list(judged.pairs.values())
+    infinite = [math.copysign(1, x) for x in pairs if math.isinf(x)]
+    lower = sum(infinite or pairs) < 0
+    state = _state(results, key, judged, lower, hypotheses)
+    found = {"p": judged.p, "p_adjusted": judged.adjusted, "state": state}
+    return replace(contrast, **found, judged=len(pairs), lower=lower)  # type: ignore[arg-type]
 
 
-def _interval(values: dict[int, float]) -> dict[str, Any]:
-    """The mean of differences with its 95 and 90 % t intervals; nothing where one is infinite."""
+def _interval(results: Results, key: Key, values: dict[int, float]) -> dict[str, Any]:
+    """The mean of differences with its 95 and 90 % t intervals; nothing where a run diverged."""
     names = ("difference", "low", "high", "low90", "high90")
+    arms = (results.part_of(key).arm(key.arm), results.reference(key))
+    lost = any(run.diverged(key.metric) for arm in arms for run in arm.runs if run.seed in values)
     seen, narrow = (estimate(list(values.values()), confidence) for confidence in (0.95, 0.9))
-    if seen is None or narrow is None or not math.isfinite(seen.mean):
+    if lost or seen is None or narrow is None or not math.isfinite(seen.mean):
         return dict.fromkeys(names)
     found = (seen.mean, seen.low, seen.high, narrow.low, narrow.high)
     return dict(zip(names, found, strict=True))
 
 
-def _state(results: Results, contrast: Contrast, judged: _Judgement, hypotheses: int) -> State:
+def _state(results: Results, key: Key, judged: _Judgement, lower: bool, hypotheses: int) -> State:
     """From the pairs that were judged: those that came later change no word."""
-    key, metric = contrast.key, results.metric(contrast.key.metric)
-    values = list(judged.pairs.values())
-    infinite = [math.copysign(1, x) for x in values if math.isinf(x)]
-    lower = sum(infinite or values) < 0
+    ours, base = results.part_of(key).arm(key.arm), results.reference(key)
+    kinds: tuple[Any, Any] = ours.kind(key.metric), base.kind(key.metric)
+    primary = key.metric == results.primary.name and key.place == "best"
     if judged.adjusted <= ERROR_RATE:
-        ours, base = results.part_of(key).arm(key.arm), results.reference(key)
-        kinds = ours.kind(key.metric), base.kind(key.metric)
-        if not _examples_agree(ours, base, results, key, judged.pairs):
+        if not _examples_agree(ours, base, results, key, judged.pairs, lower):
             return "not confirmed"
-        proves: dict[Any, bool] = {("bound", "exact"): lower, ("exact", "bound"): not lower}
+        proves = {("bound", "exact"): lower, ("exact", "bound"): not lower}
         if key.place == "best" and not proves.get(kinds, True):
             return "not proven"
-        if key.metric == results.primary.name and key.place == "best" and "diagnostic" not in kinds:
-            return "better" if lower == (metric.better == "lower") else "worse"
-        return "lower" if lower else "higher"
-    then = _interval(judged.pairs)
-    margin = results.margin if key.metric == results.primary.name and key.place == "best" else None
-    low, high = then["low90"], then["high90"]
-    if margin is not None and low is not None and high is not None and max(-low, high) <= margin:
-        return "as good"
-    if len(values) < least_seeds(hypotheses):
+        if not primary or "diagnostic" in kinds:
+            return "lower" if lower else "higher"
+        good = lower == (results.primary.better == "lower")
+        lost = any(run.diverged(key.metric) for run in ours.runs if run.seed in judged.pairs)
+        return "worse" if not good else "not confirmed" if lost else "better"
+    if len(judged.pairs) < least_seeds(hypotheses):
         return "too few"
+    then, margin = _interval(results, key, judged.pairs), results.margin if primary else None
+    low, high = then["low90"], then["high90"]
+    alike = kinds[0] == kinds[1]
+    if margin is not None and low is not None and high is not None and alike and max(-low, high) <= margin:
+        return "as good"
     low, high = then["low"], then["high"]
     leaves_out = low is not None and high is not None and not low <= 0 <= high
     return "does not survive" if leaves_out else "not confirmed"
 
 
 def _examples_agree(
-    ours: ArmResult, base: ArmResult, results: Results, key: Key, judged: Iterable[int]
+    ours: ArmResult, base: ArmResult, results: Results, key: Key, judged: Container[int], lower: bool
 ) -> bool:
-    """Where examples are a second source of variance: whether the interval over them leaves out 0, too, of
-    the paired difference of each example averaged over seeds."""
+    """Where examples are a second source of variance: whether the interval over them, of the paired
+    difference of each example averaged over seeds, lies on the same side of 0."""
     if key.metric != results.primary.name or key.place != "best":
         return True
-    a, b = ({run.seed: run.examples for run in arm.done if run.examples} for arm in (ours, base))
-    seeds = [seed for seed in judged if seed in a and seed in b and len(a[seed]) == len(b[seed])]
-    if not seeds:
+    a, b = ({run.seed: run.examples for run in arm.done if run.seed in judged} for arm in (ours, base))
+    if not any((*a.values(), *b.values())):
         return True
-    columns = zip(*([x - y for x, y in zip(a[s], b[s], strict=True)] for s in seeds), strict=False)
+    seeds = [seed for seed in a if seed in b]
+    if len({len(values) for seed in seeds for values in (a[seed], b[seed])}) != 1:
+        return False
+    columns = zip(*([x - y for x, y in zip(a[s], b[s], strict=True)] for s in seeds), strict=True)
     over = estimate([sum(column) / len(seeds) for column in columns])
-    return over is None or over.low is None or over.high is None or not over.low <= 0 <= over.high
+    if over is None or over.low is None or over.high is None:
+        return False
+    return over.high < 0 if lower else over.low > 0
 
 
 def could_confirm(results: Results, family: Iterable[Key], looks: int = 1) -> bool:

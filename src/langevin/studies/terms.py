@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,10 +15,10 @@ from langevin.errors import UsageError
 from langevin.evaluation.rows import Row
 from langevin.settings import TrainConfig
 from langevin.studies.plan import Arm, Part, Plan
+from langevin.studies.words import TOLERANCE
 from langevin.studies.work import sizes
 from langevin.training.start import resolved
 
-TOLERANCE = 0.01  # arms whose sizes differ by no more than this are called equal
 BUSY = 5e12  # FLOPs of a step that leave no room on a GPU for another run
 WORTH = 1e16  # FLOPs of a study from which compiling models pays: it takes half a minute or more
 LARGE = 8192  # a vocabulary from which compiling the loss pays: it takes seconds
@@ -90,9 +91,10 @@ def workers_for(plan: Plan, found: Sizes, data: list[Any], device: str, workers:
         return max(1, min(cores // plan.threads, every))
     largest, needed = 0.0, 1.0
     for part, own in zip(plan.parts, data, strict=True):
-        config, tokens = part.config, part.config.batch * part.config.context
-        for name in (arm.name for arm in part.read_arms):
-            parameters, flops = (row.value for row in found[part.name, name])
+        for arm in part.read_arms:
+            config = plan.config(part, arm, 0)
+            tokens = config.batch * config.context
+            parameters, flops = (row.value for row in found[part.name, arm.name])
             largest = max(largest, flops * tokens)
             # Weights, gradients and moments; a batch's logits three times; 40 numbers a token, layer and
             # channel for the backward pass; and what CUDA takes.
@@ -118,8 +120,11 @@ def spelled_out(
         if config.compile == "auto" and device.startswith("cuda") and can_compile(device):
             config = replace(config, compile=_worth_compiling(plan, part, found, own))
         settings = {**part.settings, "compile": config.compile, "device": device}
-        full = resolved(replace(config, mixer=part.read_arms[0].changes["mixer"]), device)
+        for arm in part.read_arms:  # what cannot be trained is told before anything is
+            full = resolved(plan.config(replace(part, settings=settings), arm, 0), device)
         settings |= {name: getattr(full, name) for name in ("data", "precision", "compile", "context")}
+        if config.init is not None and Path(config.init).is_dir():
+            settings["init"] = str(Path(config.init).absolute())
         parts.append(replace(part, settings=settings))
     return replace(plan, parts=tuple(parts))
 

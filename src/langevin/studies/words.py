@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 from langevin.evaluation.rows import Metric, Row
-from langevin.studies.inference import ERROR_RATE
+from langevin.studies.inference import ERROR_RATE, estimate
 from langevin.studies.numbers import counted, in_words, listed, p_value, percent
 from langevin.studies.plan import Claim, Plan, seeds_in_words
 from langevin.studies.results import (
@@ -24,6 +24,7 @@ from langevin.studies.results import (
     PartResult,
     Results,
     Verdict,
+    differences,
 )
 
 LONGEST_ANSWER = 30  # words
@@ -34,6 +35,8 @@ MANY = 3  # arms that a sentence names; beyond, it counts them
 def contrast_in_words(results: Results, contrast: Contrast) -> str:
     """One sentence for the state of a contrast."""
     arm, seen = arm_of(contrast), observed(results, contrast)
+    if contrast.state != "not judged" and contrast.judged < contrast.pairs:
+        seen = f"judged with {counted(contrast.judged, 'pair')}; with all {contrast.pairs}, {seen}"
     against, label = contrast.against, results.metric(contrast.key.metric).label
     if contrast.state in ("better", "worse"):
         return f"{arm} is {contrast.state} than {against}: {seen}."
@@ -48,7 +51,7 @@ def contrast_in_words(results: Results, contrast: Contrast) -> str:
         + (counted(hypotheses, "contrast") if hypotheses > 1 else "the exact test"),
         "not confirmed": ", not confirmed",
         "not proven": "; an upper bound above an exact loss proves nothing",
-        "too few": f"; {counted(contrast.pairs, 'pair')} of seeds cannot confirm anything",
+        "too few": f"; {counted(contrast.judged, 'pair')} of seeds cannot confirm anything",
         "not judged": "",
     }[contrast.state]
     return f"{arm} against {against}: {seen}{ending}."
@@ -145,12 +148,12 @@ def _answer(plan: Plan, results: Results, primary: list[Contrast]) -> str:
     reference = first_arms.pop() if len(first_arms) == 1 else "the first arm of its part"
     label = results.primary.label
     if all(c.state == "too few" for c in primary):
-        seeds = counted(len(results.seeds), "seed")
-        return f"Cannot be judged: {seeds} cannot confirm any difference; {plan.enough} would do."
+        pairs = counted(max(c.judged for c in primary), "pair")
+        return f"Cannot be judged: {pairs} of runs cannot confirm a difference; it takes {plan.least}."
     good = state["better"] or state["lower"]
     bad = state["worse"] or state["higher"]
     if good:
-        most = max(good, key=lambda c: abs(c.relative or 0))
+        most = max(good, key=_size)
         how = "better than" if state["better"] else f"lower in {label} than"
         said, size = f"{_verb(good)} {how} {reference}", f"{_most(good, most)}{_by(results, most)}"
         share = f"{len(good)} of {len(primary)}"
@@ -163,13 +166,24 @@ def _answer(plan: Plan, results: Results, primary: list[Contrast]) -> str:
     last = [f"; {_named(bad)} {_verb(bad)} {way}", f"; {len(bad)} {_verb(bad)} {way}"] if bad else [""]
     if not good and not bad and all(c.state != "as good" for c in primary):
         only = f": {observed(results, primary[0])}" if len(primary) == 1 else f" in {label}"
-        return f"No difference to {reference} was confirmed{only}."
+        text = f"No difference to {reference} was confirmed"
+        return (
+            f"{text}{only}."
+            if len(f"{text}{only}".split()) <= LONGEST_ANSWER
+            else "No difference was confirmed."
+        )
     if not good and bad:
-        worst = max(bad, key=lambda c: abs(c.relative or 0))
+        worst = max(bad, key=_size)
         last = [f"; {_named(bad)} {_verb(bad)} {way}{_most(bad, worst)}{_by(results, worst)}", *last]
     options = [f"{a}{b}." for a in first for b in last]
-    fitting = [text for text in options if len(text.split()) <= LONGEST_ANSWER]
-    return fitting[0] if fitting else " ".join(options[-1].split()[:LONGEST_ANSWER])
+    best = "lower" if state["lower"] or state["higher"] else "better"
+    options.append(f"Of {len(primary)} contrasts {len(good)} are {best}, {len(bad)} {way}.")
+    return next((text for text in options if len(text.split()) <= LONGEST_ANSWER), options[-1])
+
+
+def _size(contrast: Contrast) -> float:
+    """By which contrasts are ranked: divergence is the largest."""
+    return math.inf if contrast.difference is None else abs(contrast.relative or 0)
 
 
 def _leading(results: Results, primary: list[Contrast]) -> str:
@@ -177,7 +191,7 @@ def _leading(results: Results, primary: list[Contrast]) -> str:
     seen = [c for c in primary if c.difference is not None]
     if not seen:
         return "Nothing can be compared."
-    most = max(seen, key=lambda c: abs(c.relative or 0))
+    most = max(seen, key=_size)
     text = f"Seen, not confirmed: {arm_of(most)} against {most.against}, {observed(results, most)}."
     short = len(text.split()) <= LONGEST_ANSWER
     return text if short else f"Seen, not confirmed: {arm_of(most)} differs most."
@@ -186,7 +200,9 @@ def _leading(results: Results, primary: list[Contrast]) -> str:
 def _by(results: Results, contrast: Contrast) -> str:
     """by 0.021 nats/token (1.4 %)"""
     if contrast.difference is None:
-        return " by divergence"
+        return f", as {contrast.key.arm if contrast.state == 'worse' else contrast.against} diverged"
+    if (contrast.difference < 0) != contrast.lower:
+        return ""  # seeds that came later point the other way; the sentence of the contrast says so
     size = with_unit(abs(contrast.difference), results.primary)
     share = f" ({percent(abs(contrast.relative))})" if contrast.relative is not None else ""
     return f" by {size}{share}"
@@ -234,7 +250,7 @@ def _more(plan: Plan, results: Results, primary: list[Contrast]) -> list[str]:
         found.append(f"Runs of {listed(diverged)} diverged: they rank after all that did not.")
     if results.within is not None:
         found += _near(results)
-    open_ = [c for c in primary if c.state in ("not confirmed", "does not survive", "not proven")]
+    open_ = [c for c in primary if c.state not in (*CONFIRMED, "as good")]
     if open_ and len(primary) > 1:
         found.append(f"Not confirmed: {_named(open_)}.")
     added = [seed for seed in results.seeds if all(seed not in look.seeds for look in results.looks)]
@@ -252,8 +268,9 @@ def _added(seeds: list[int]) -> str:
 
 def _near(results: Results) -> Iterator[str]:
     """How many arms came near the untouched model they began from."""
-    for part in results.parts:
-        reached = [arm.name for arm in part.arms if all(to_untouched(results, part, arm).values())]
+    for part in (part for part in results.parts if part.untouched is not None):
+        needed = {arm.name: to_untouched(results, part, arm).values() for arm in part.arms}
+        reached = [arm for arm, every in needed.items() if every and None not in every]
         at = f" at {part.name}" if part.name else ""
         names = listed(reached) if reached else "no arm"
         yield f"Within {results.within:g} of the untouched model's loss{at} came {names}."
@@ -264,12 +281,15 @@ def to_untouched(results: Results, part: PartResult, arm: ArmResult) -> dict[int
     best = part.untouched.best if part.untouched is not None else None
     if best is None or results.within is None:
         return {}
-    return {run.seed: run.amount_to(best.loss + results.within) for run in arm.runs if run.ended}
+    near = best.loss + results.within
+    return {
+        run.seed: run.amount_to(near) if run.status == "done" else None for run in arm.runs if run.ended
+    }
 
 
 def answers(plan: Plan, results: Results) -> tuple[Answer, ...]:
     """Each published claim beside what was found: its direction, and our size beside the published one."""
-    if not results.finished:
+    if not results.finished or not results.looks:
         return ()
     return tuple(_claim_answer(plan, results, claim) for claim in plan.claims)
 
@@ -277,66 +297,44 @@ def answers(plan: Plan, results: Results) -> tuple[Answer, ...]:
 def _claim_answer(plan: Plan, results: Results, claim: Claim) -> Answer:
     found = [results.contrast(key) for key in plan.keys_of(claim)]
     known = [c for c in found if c is not None and c.pairs]
-    direction = (
-        _no_worse(results, claim, known)
-        if claim.expect == "no worse"
-        else _direction(results, claim, known)
-    )
+    direction = _no_worse(plan, results, claim) if claim.expect == "no worse" else _direction(claim, known)
     ours = "; ".join(_ours(results, claim, c) for c in known) if known else "not measured"
     return Answer(claim.part, claim.claim, claim.published, direction, ours)  # type: ignore[arg-type]
 
 
-def _direction(results: Results, claim: Claim, found: list[Contrast]) -> str:
+def _direction(claim: Claim, found: list[Contrast]) -> str:
     """Seen, where all contrasts are confirmed that way; opposite, where one is confirmed the other way."""
-    ways = [_confirmed_way(results, c) for c in found]
+    ways = [("lower" if c.lower else "higher") if c.state in CONFIRMED else None for c in found]
     if ways and all(way == claim.expect for way in ways):
         return "seen"
     return "opposite" if any(way not in (None, claim.expect) for way in ways) else "not seen"
 
 
-def _confirmed_way(results: Results, contrast: Contrast) -> str | None:
-    """Lower or higher; None where nothing is confirmed."""
-    if contrast.state in ("better", "worse"):
-        better = results.metric(contrast.key.metric).better
-        return better if contrast.state == "better" else {"lower": "higher", "higher": "lower"}[better]
-    return contrast.state if contrast.state in CONFIRMED else None
-
-
-def _no_worse(results: Results, claim: Claim, found: list[Contrast]) -> str:
-    """By the 90 % interval: seen, where it stays within the share; opposite, where it lies beyond."""
-    sides = []
-    for c in found:
-        mean, sign = _mean(results, c), 1 if results.metric(c.key.metric).better == "lower" else -1
-        if c.low90 is None or c.high90 is None or mean is None:
-            sides.append("not seen")
-            continue
+def _no_worse(plan: Plan, results: Results, claim: Claim) -> str:
+    """By the 90 % interval of the pairs of the verdict: seen, where it stays within the limit; opposite,
+    where it lies beyond."""
+    sides = set()
+    for key in plan.keys_of(claim):
+        pairs = [x for seed, x in differences(results, key).items() if seed in results.looks[-1].seeds]
+        found, contrast = estimate(pairs, 0.9), results.contrast(key)
+        mean = contrast.reference if contrast is not None else None
+        if found is None or found.low is None or found.high is None or mean is None or found.n < plan.least:
+            return "not seen"
         limit = (claim.size or 0.0) * (abs(mean) if claim.relative else 1)
-        low, high = sorted((sign * c.low90, sign * c.high90))
-        sides.append("seen" if high <= limit else "opposite" if low > limit else "not seen")
-    return sides[0] if len(set(sides)) == 1 else "not seen"
-
-
-def _mean(results: Results, contrast: Contrast) -> float | None:
-    """Of the reference, over the seeds that both have."""
-    if contrast.difference is None or not contrast.relative:
-        return None
-    return contrast.difference / contrast.relative
+        sign = 1 if results.metric(key.metric).better == "lower" else -1
+        low, high = sorted((sign * found.low, sign * found.high))
+        sides.add("seen" if high <= limit else "opposite" if low > limit else "not seen")
+    return sides.pop() if len(sides) == 1 else "not seen"
 
 
 def _ours(results: Results, claim: Claim, c: Contrast) -> str:
     text = f"{c.key.arm}: {observed(results, c)}"
-    mean = _mean(results, c)
-    if (
-        c.relative is not None
-        and mean
-        and c.key.place == "best"
-        and results.metric(c.key.metric).unit != ""
-    ):
+    if c.relative is not None and c.key.place == "best":
         text += f", {percent(c.relative, sign=True)}"
     if c.state not in CONFIRMED and claim.expect != "no worse":
         text += ", not confirmed" if c.p_adjusted is None else f", not confirmed ({p_value(c.p_adjusted)})"
     if claim.size is not None and claim.expect != "no worse" and c.low is not None and c.high is not None:
-        scale = abs(mean) if claim.relative and mean and c.key.place != "trend" else 1.0
+        scale = abs(c.reference) if claim.relative and c.reference and c.key.place == "best" else 1.0
         inside = c.low <= claim.size * scale <= c.high
         published = (
             percent(claim.size, sign=True) if claim.relative else f"{claim.size:+g}".replace("-", "−")
@@ -381,20 +379,20 @@ def _budget(plan: Plan) -> str:
 
 
 def _tuning(plan: Plan, results: Results) -> str:
+    arms = [arm for part in results.parts for arm in part.arms]
+    given = {plan.config(p, a, 0).lr for p in plan.parts for a in p.read_arms}
     if not plan.tune:
-        rate = f"The learning rate of {plan.parts[0].config.lr:g} was not tuned per arm"
-        return f"{rate}: another may suit another arm."
-    edge = [
-        arm.name
-        for part in results.parts
-        for arm in part.arms
-        if arm.tuning and arm.settings.get("lr") in (arm.tuning[0].lr, arm.tuning[-1].lr)
-    ]
+        told = f"Learning rates ({listed(f'{rate:g}' for rate in sorted(given))}) were given and not tuned"
+        return f"{told}: others may suit other arms."
     short = f" of {plan.trial_tokens:,} {plan.task.unit}" if plan.trial_tokens else ""
     told = (
-        f"Learning rates were chosen per arm by {plan.trials} trials{short} on validation, with one seed "
-        "that is not judged; every other setting is shared, whoever it suits."
+        f"Learning rates were chosen per arm by {plan.trials} trials{short} on validation, around a given "
+        "rate, with one seed that is not judged; nothing else was tuned."
     )
+    lost = [arm.name for arm in arms if arm.tuning and all(trial.loss is None for trial in arm.tuning)]
+    edge = [a.name for a in arms if a.tuning and a.settings.get("lr") in (a.tuning[0].lr, a.tuning[-1].lr)]
+    if lost:
+        told += f" All trials of {listed(dict.fromkeys(lost))} diverged."
     if edge:
         told += f" The best rate of {listed(dict.fromkeys(edge))} was the first or last tried."
     return told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import statistics
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from langevin.evaluation.runs import evaluate
 from langevin.evaluation.runs import measured as evaluate_model
 from langevin.models.convert import from_pretrained
 from langevin.models.cost import flops_of
+from langevin.objectives import OBJECTIVES
 from langevin.runs import Run, load
 from langevin.sampling.ar import Request, Sampling
 from langevin.settings import TrainConfig
@@ -48,7 +48,10 @@ def run(config: TrainConfig, folder: Path, threads: int, test_tokens: int, along
     if trouble is not None:
         return asdict(replace(record, status="diverged", error=trouble))
     device, data = pick_device(config.device), found.task.prepare(found.config)
-    rows, details = measured(found, data, device, test_tokens)
+    try:
+        rows, details = measured(found, data, device, test_tokens)
+    except Diverged as error:
+        return asdict(replace(record, status="diverged", error=one_line(error)))
     for point in curve if along else ():
         model = from_pretrained(folder / EVALUATED / f"step-{point.step}").eval()
         then = evaluate_model(found, model, data=data, device=device, limit=test_tokens, **_quick(found))
@@ -146,9 +149,8 @@ def time_arms(configs: dict[str, TrainConfig], threads: int) -> dict[str, Any]:
     turns = in_turns(still, data, device, ROUNDS, SECONDS)
     base = next(iter(turns.values())).seconds
     for name, turn in turns.items():
-        pace = turn.a_step / statistics.median(turn.seconds)
-        found[name] += [Row("tokens_per_second", pace, "cost", n=ROUNDS)]
-        found[name] += [_ratio("time_ratio", turn.seconds, base)]
+        found[name] += [_timed("tokens_per_second", [turn.a_step / s for s in turn.seconds])]
+        found[name] += [_timed("time_ratio", [a / b for a, b in zip(turn.seconds, base, strict=True)])]
         if turn.peak_memory is not None:
             found[name] += [Row("peak_memory_bytes", turn.peak_memory, "cost")]
     forget()
@@ -161,9 +163,10 @@ def sizes(config: TrainConfig, data: Any) -> list[Row]:
     """Parameters and FLOPs of the model of a config; a new one is not built in memory."""
     with torch.device("meta") if config.init is None else nullcontext():
         model = build(config, data)
+    passes = OBJECTIVES.parse(config.objective).passes
     return [
         Row("parameters", cost.parameter_count(model), "cost"),
-        Row("flops_per_token", flops_of(model, config.context), "cost"),
+        Row("flops_per_token", flops_of(model, config.context) * passes / 3, "cost"),
     ]
 
 
@@ -182,16 +185,17 @@ def decoding(configs: dict[str, TrainConfig], data: Any, device: str) -> dict[st
     base = next(iter(times.values()))
     return {
         name: [
-            Row("decode_ms_per_token", statistics.median(times[name]), "cost", n=ROUNDS),
-            _ratio("decode_ratio", times[name], base),
+            _timed("decode_ms_per_token", times[name]),
+            _timed("decode_ratio", [a / b for a, b in zip(times[name], base, strict=True)]),
             Row("state_bytes", cost.state_bytes(model, configs[name].context), "cost"),
         ]
         for name, model in models.items()
     }
 
 
-def _ratio(name: str, seconds: list[float], base: list[float]) -> Row:
-    found = estimate([math.log(a / b) for a, b in zip(seconds, base, strict=True)])
+def _timed(name: str, rounds: list[float]) -> Row:
+    """The geometric mean over rounds, with the t interval of the logarithms."""
+    found = estimate([math.log(x) for x in rounds])
     assert found is not None
     low, high = (None if x is None else math.exp(x) for x in (found.low, found.high))
     return Row(name, math.exp(found.mean), "cost", n=found.n, low=low, high=high)

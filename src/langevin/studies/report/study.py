@@ -253,7 +253,7 @@ def _judged(results: Results) -> Table:
     columns = [Column("contrast", kind="words"), Column("pairs")]
     columns += [Column("p", "alone"), Column("p", "adjusted")]
     rows = [
-        [words.contrast_in_words(results, c), str(c.pairs), *map(numbers.probability, (c.p, c.p_adjusted))]
+        [words.contrast_in_words(results, c), str(c.judged), *map(numbers.probability, (c.p, c.p_adjusted))]
         for c in results.judged
     ]
     return Table("Judged contrasts", columns, rows, sortable=False)
@@ -348,6 +348,10 @@ def _failed(results: Results) -> Table:
         for part, arm in _rows(results)
         for run in arm.runs
         if run.status in ("failed", "diverged")
+    ]
+    rows += [
+        [*trouble.split(": ", 1)[:1], "", "failed", trouble.split(": ", 1)[1]]
+        for trouble in results.troubles
     ]
     columns = [Column("arm"), Column("seed"), Column("what", kind="left"), Column("why", kind="words")]
     return Table("Runs that failed or diverged", columns, rows, sortable=False)

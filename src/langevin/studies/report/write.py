@@ -26,10 +26,11 @@ def write_report(results: Results, folder: Path) -> Path:
     files = {
         "results.json": json.dumps(_plain(asdict(results)), indent=1, ensure_ascii=False) + "\n",
         "results.csv": _runs_csv(results),
-        "summary.csv": _summary_csv(results),
-        "table.tex": _latex_table(results.title, main_table(results)),
         "report.html": render(study_page(results)),
     }
+    if results.finished:  # before, nothing is compared
+        files["summary.csv"] = _summary_csv(results)
+        files["table.tex"] = _latex_table(results.title, main_table(results))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
