@@ -83,13 +83,9 @@ def fingerprint(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
-def _one_file_a_split(documents: bool) -> Callable[[Mapping[str, Path]], Texts]:
-    def split(files: Mapping[str, Path]) -> Texts:
-        read = documents_of if documents else read_text
-        streams = [partial(read, path) for path in files.values()]
-        return Texts(dict(zip(SPLITS, streams, strict=True)), documents, {"split": "official files"})
-
-    return split
+def _one_file_a_split(files: Mapping[str, Path], documents: bool) -> Texts:
+    streams = [partial(documents_of if documents else read_text, path) for path in files.values()]
+    return Texts(dict(zip(SPLITS, streams, strict=True)), documents, {"split": "official files"})
 
 
 def _shakespeare(files: Mapping[str, Path]) -> Texts:
@@ -147,7 +143,7 @@ NAMED: dict[str, NamedText] = {
         "Wikipedia articles, word level with <unk>: 2.1 M words",
         "gpt2",
         WIKITEXT_FILES,
-        _one_file_a_split(documents=False),
+        partial(_one_file_a_split, documents=False),
         _wikitext_hub("wikitext-2-v1"),
         {
             "wiki.train.tokens": "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
@@ -159,7 +155,7 @@ NAMED: dict[str, NamedText] = {
         "Wikipedia articles, word level with <unk>: 103 M words",
         "gpt2",
         WIKITEXT_FILES,
-        _one_file_a_split(documents=False),
+        partial(_one_file_a_split, documents=False),
         _wikitext_hub("wikitext-103-v1"),
     ),
     "tinystories": NamedText(
@@ -177,7 +173,7 @@ NAMED: dict[str, NamedText] = {
         "223 k stories drawn from a small Llama: its distribution is known",
         "bpe-4096",
         ("train.txt", "valid.txt", "test.txt"),
-        _one_file_a_split(documents=True),
+        partial(_one_file_a_split, documents=True),
     ),
     "text8": NamedText(
         "Wikipedia in a–z and spaces: 100 M characters",

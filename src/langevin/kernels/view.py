@@ -89,7 +89,12 @@ class View:
         real = None
         if key_padding_mask is not None:
             room = 0 if past is None else keys - key_padding_mask.shape[-1]
-            real = _padding(F.pad(key_padding_mask, (0, room)), batch, keys)
+            real = _per_key(F.pad(key_padding_mask, (0, room)), batch, keys, "key_padding_mask")
+            if real.dtype != torch.bool:
+                raise UsageError(
+                    f"key_padding_mask is {real.dtype}, expected bool",
+                    "True where a token is real: pass mask.bool() or mask == 1.",
+                )
         if isinstance(past, Tensor):
             past = past.clone().reshape(())  # a cache counts on in place
         elif past is None:
@@ -322,16 +327,6 @@ def _per_key(x: Tensor, batch: int | None, keys: int, name: str) -> Tensor:
             "It covers every key, cached ones included.",
         )
     return x
-
-
-def _padding(real: Tensor, batch: int | None, keys: int) -> Tensor:
-    real = _per_key(real, batch, keys, "key_padding_mask")
-    if real.dtype != torch.bool:
-        raise UsageError(
-            f"key_padding_mask is {real.dtype}, expected bool",
-            "True where a token is real: pass mask.bool() or mask == 1.",
-        )
-    return real
 
 
 def _starts(changes: Tensor, here_N: Tensor, first_B1: Tensor) -> Tensor:
