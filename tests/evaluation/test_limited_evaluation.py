@@ -53,3 +53,8 @@ def test_unknown_characters_are_characters_of_the_text_that_is_scored(tmp_path, 
     ends = 120 // len("abc aaaaa cab. ") if separator else 0  # 8 documents of 15 tokens
     assert found["tokens"] == (120 if separator else 119)
     assert bits["character"] * (found["tokens"] - ends) == pytest.approx(bits["token"] * found["tokens"])
+
+
+def test_attention_statistics_can_be_left_out(run):
+    assert evaluate(run, resamples=20, limit=100, attention=False)[0]["attention"] == []
+    assert evaluate(run, resamples=20, limit=100)[0]["attention"] != []

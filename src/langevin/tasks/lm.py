@@ -87,10 +87,11 @@ class LanguageModelling(Task):
         data: Any = None,
         stride: int | None = None,
         resamples: int = 1000,
+        attention: bool = True,
     ) -> tuple[list[Row], dict[str, Any]]:
         """Each token is scored once: by documents where these are kept apart, else in windows of the
         training context that start `stride` tokens apart (default: half the context). Intervals come from
-        resampling documents or windows."""
+        resampling documents or windows. attention: whether to measure the weights."""
         import torch
 
         from langevin.evaluation import calibration, likelihood
@@ -134,6 +135,7 @@ class LanguageModelling(Task):
             "calibration": asdict(calibrated),
             "temperature": {"fitted on validation": fit.value, "inside the range searched": fit.inside},
             "calibration at that temperature": asdict(rescaled),
+            "attention": _attention(model, windows(split)) if attention else [],
             "learned": [asdict(row) for row in learned_scalars(model)],
         }
         estimates: list[tuple[str, Any, Any]] = [
@@ -159,3 +161,25 @@ def _row(name: str, estimate: Any, kind: Any, n: int) -> Row:
     low, high = estimate.low, estimate.high
     se = None if low is None or high is None else (high - low) / 3.92  # of a normal 95 % interval
     return Row(name, estimate.value, kind, se=se, n=n, low=low, high=high)
+
+
+def _attention(model: Any, windows: Any) -> list[dict[str, Any]]:
+    """Statistics of the weights that the model really uses, on the first batch of windows."""
+    import torch
+
+    from langevin.evaluation.attention import attention_statistics
+    from langevin.kernels.view import View
+
+    tokens = next(iter(windows))[0]
+    inputs = tokens[:8, :-1].to(model.device)
+    try:
+        with torch.no_grad():
+            weights = model(inputs, output_attentions=True, use_cache=False).attentions
+    except UsageError:  # an attention-free layer has no weights
+        return []
+    visible = View.of(inputs.shape[1], inputs.shape[1], causal=True).mask()
+    return [
+        {"layer": layer, **asdict(head)}
+        for layer, w in enumerate(weights)
+        for head in attention_statistics(w.float().cpu(), visible)
+    ]
