@@ -88,8 +88,8 @@ def load(name: str) -> PreTrainedTokenizerFast:
         hub = "has none for us" if online else "cannot be reached"
         raise UsageError(
             f"unknown tokenizer {name!r}: no folder {name} or {looked}, and the Hugging Face Hub {hub}",
-            f"{unknown('tokenizer', name, OWN).remedy} Or a tokenizer's folder (set LANGEVIN_DATA to a folder "
-            "that has it under models/), or its name on the Hugging Face Hub.",
+            f"{unknown('tokenizer', name, OWN).remedy} Or a tokenizer's folder (set LANGEVIN_DATA to a "
+            "folder that has it under models/), or its name on the Hugging Face Hub.",
         )
     return _checked(found, name)
 
