@@ -5,8 +5,6 @@ there, and half as large again beside a table. On a page, title and legend stand
 its variables, so that they follow light and dark.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re

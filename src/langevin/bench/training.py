@@ -6,8 +6,6 @@ without any bookkeeping: their ratio is what the host costs. FLOP/s are set agai
 timed in the same run, and against what the vendor states.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import tempfile

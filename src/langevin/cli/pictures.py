@@ -1,7 +1,5 @@
 """What `langevin plot` draws of run folders."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The commands about studies: compare, report, reproduce."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -3,8 +3,6 @@
 Decoding is measured as `langevin generate` decodes, one sequence at a time.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from typing import Any

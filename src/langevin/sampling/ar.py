@@ -12,8 +12,6 @@ to be planned anew for every length, and on a GPU a step is replayed as one CUDA
 B texts in a batch, T new tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

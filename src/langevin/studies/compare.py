@@ -7,8 +7,6 @@ results but for times. It needs the records of finished runs (done.json) and not
 on elsewhere. The same call with more seeds adds them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace

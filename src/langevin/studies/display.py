@@ -1,7 +1,5 @@
 """What a comparison tells while it goes: a line a running run, one for the whole, and what has ended."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ been trained on the same text with the same tokenizer, and be scored on the same
 planned as one study is exploratory: it has intervals, and nothing is confirmed.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict

@@ -10,8 +10,6 @@ Holm's correction keeps the chance of any wrong finding among all judged contras
 looks that were declared, at or below 5 %.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

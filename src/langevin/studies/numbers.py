@@ -1,7 +1,5 @@
 """How numbers and lists are written: as many digits as the uncertainty leaves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

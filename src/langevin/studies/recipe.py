@@ -5,8 +5,6 @@ known. Names in braces, as in "fixed=heat(t={t})", are filled with the `values` 
 serves every depth.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files

@@ -5,8 +5,6 @@
 The recipe `speed` trains nothing: it measures mixers alone and in training steps, anew each time.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable

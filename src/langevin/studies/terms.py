@@ -1,8 +1,6 @@
 """Equal terms: what the arms' models weigh, how to give them the same weight, and how many runs a machine
 can take at a time."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

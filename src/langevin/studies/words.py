@@ -4,8 +4,6 @@
 direction and no winner; all else is told with its interval.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

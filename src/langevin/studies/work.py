@@ -1,7 +1,5 @@
 """What the jobs of a study do: train and measure a run, try a learning rate, time the arms in turns."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from contextlib import nullcontext

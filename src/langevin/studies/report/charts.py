@@ -1,7 +1,5 @@
 """The drawings of a study's page: results in, charts out."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Its styles, drawings and script are inside; its content security policy forbids any request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache

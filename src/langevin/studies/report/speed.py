@@ -1,7 +1,5 @@
 """The page of the recipe `speed`: mixers alone and in training steps, beside what was published."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from langevin import figures

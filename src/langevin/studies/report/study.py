@@ -1,7 +1,5 @@
 """The page of a study: the answer and what shows it, then the rest, by section."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

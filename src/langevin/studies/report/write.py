@@ -1,7 +1,5 @@
 """The page and its numbers as files, each whole or not at all."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
