@@ -157,7 +157,7 @@ def _by_arm(
 
 def _cell(value: float, ends: Any, spread: float | None = None, sign: bool = False, unit: str = "") -> Cell:
     """A number with the interval that an estimate, a contrast or a row has, as precise as that is wide."""
-    low, high = (ends.low, ends.high)
+    low, high = (ends.low, ends.high) if ends.low != ends.high else (None, None)
     if abs(value) < 1000 or sign:
         spread = spread or numbers.half_width(low, high)
         return Cell(number(value, spread, sign), value, numbers.interval(low, high, sign, spread))
