@@ -261,13 +261,26 @@ class Generate:
             return cls(tyro.MISSING)
         from langevin.objectives import OBJECTIVES
 
-        own = OBJECTIVES.parse(TrainConfig.read(run / "config.yaml").objective).sampling()
+        objective = OBJECTIVES.parse(TrainConfig.read(run / "config.yaml").objective)
+        own = objective.sampling()
+        known = {f"--{f.name.replace('_', '-')}" for f in fields(own)}
+        others: list[Any] = list(OBJECTIVES.values())
+        for other in others:
+            flags = {f"--{f.name.replace('_', '-')}" for f in fields(other.sampling())} - known
+            given = flags.intersection(a.partition("=")[0] for a in arguments)
+            if given:
+                raise UsageError(
+                    f"{min(given)} is for the objective {other.name}, and {run} was trained with "
+                    f"{objective.name}",
+                    f"Leave it out. See langevin generate {run} --help.",
+                )
         changed = ("sampling", WITHOUT_PREFIX[own], field(default_factory=own))
         kind: Any = make_dataclass(cls.__name__, [changed], bases=(cls,), frozen=True)
         kind.__doc__ = cls.__doc__
         return kind(tyro.MISSING)
 
     def __call__(self) -> int:
+        self.sampling.check()
         for name in ("samples", "batch"):
             check_count(name, getattr(self, name))
         check_seed(self.seed + self.samples)

@@ -337,7 +337,7 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
 
     @can_return_tuple
     def forward(self, input_ids: Tensor, masked: Tensor | None = None, **options: Any) -> MaskedLMOutput:
-        """Logits (B, L, V) over all tokens but the mask; masked (B, L) is True where a token is to be hidden
+        """Logits (B, L, V) over all tokens but the mask; masked (B, L) says which tokens are hidden
         behind it."""
         if masked is not None:
             input_ids = torch.where(masked, self.config.vocab_size - 1, input_ids)

@@ -138,7 +138,8 @@ class Masked(Objective):
             found_BL[row_N, at_N] = losses_NL[asked_NL].to(found_BL.dtype)
         return found_BL
 
-    def sampling(self) -> type[Any]:
+    @classmethod
+    def sampling(cls) -> type[Any]:
         from langevin.sampling.masked import MaskedSampling
 
         return MaskedSampling

@@ -87,7 +87,8 @@ class Objective:
         object.__setattr__(changed, "criterion", torch.compile(self.criterion, dynamic=False))
         return changed
 
-    def sampling(self) -> type[Sampling]:
+    @classmethod
+    def sampling(cls) -> type[Sampling]:
         """The options of its sampler, which `langevin generate` shows as flags."""
         return Sampling
 

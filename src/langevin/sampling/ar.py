@@ -51,6 +51,7 @@ def generate(
     batch. A streamer (transformers') shows the tokens of a single text as they come. note is told when
     texts grow beyond the context that the model was trained with.
     """
+    sampling.check()
     if batch < 1:
         raise UsageError(f"batch={batch} must be 1 or more")
     prompts = [encode_prompt(tokenizer, request.prompt, data) for request in requests]

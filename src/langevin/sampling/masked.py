@@ -4,8 +4,8 @@ A text starts as a canvas of the length that the model was trained with: what is
 call of the network predicts all open positions, and a step then takes two draws: who is committed, and
 what.
 
-    ancestral       each open position with probability 1 - m(s)/m(t), from time t to s; the process itself
-    first-hitting   the same in continuous time, that is: positions in random order, one a call
+    ancestral       each open position with probability 1 - m(s)/m(t), from time t to s: the process itself
+    first-hitting   the same in continuous time, which is: positions in random order, one a call
     confidence      where the likeliest token has the largest probability
     margin          where it is furthest ahead of the second
     entropy         where the prediction has the least entropy
@@ -34,7 +34,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from langevin.data.tokenizers import encode_prompt
 from langevin.errors import UsageError
-from langevin.sampling.ar import drawn, refuse_too_long, warpers
+from langevin.sampling.ar import drawn, random_numbers, refuse_too_long, warpers
 from langevin.sampling.text import Ended, Request, Sampling, Text, up_to_stop
 from langevin.sampling.trace import Step
 
@@ -64,8 +64,8 @@ class MaskedSampling(Sampling):
     infill: tuple[str, ...] = ()
     """Texts with gaps to fill, such as "Once ___ the end", in place of --prompt."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         if self.steps < 0:
             raise UsageError(f"steps={self.steps} must be 0 (as many as tokens) or more")
         if not 0 <= self.threshold < 1:
@@ -113,6 +113,7 @@ def generate(
     masked_share is m, by which ancestral steps go. watched(index, step) is told how each text begins and
     every step that commits something in it, as in `langevin.sampling.trace`.
     """
+    sampling.check()
     if batch < 1:
         raise UsageError(f"batch={batch} must be 1 or more")
     canvases = [_canvas(tokenizer, request, sampling, model.config, data, context) for request in requests]
@@ -135,13 +136,13 @@ def generate(
             forbidden=ends if sampling.infill else (),
             watched=None if watched is None else partial(_told, watched, first),
         )
-        while writing.rows:
+        while len(texts) < rows.stop:
             for row in writing.step():
                 i = first + row
-                new = writing.text(row)
+                new = writing.ids_BL[row, : writing.end_B[row]].tolist()
                 texts[i] = _text(tokenizer, requests[i], canvases[i], new, ends, sampling)
                 finished(i, texts[i])
-            stepped(rows, writing.written)
+            stepped(rows, int((writing.asked_BL & ~writing.open_BL).sum(-1).max()))
         if streamer is not None:
             streamer.put(torch.tensor([tokenizer(texts[first].text, add_special_tokens=False).input_ids]))
             streamer.end()
@@ -153,8 +154,11 @@ def _told(watched: Callable[[int, Step], None], first: int, row: int, step: Step
 
 
 class Denoising:
-    """A batch of texts being written: `step()` commits what is next and says which texts are whole, until
-    none of its `rows` is left."""
+    """A batch of texts being written: `step()` commits what is next and says which texts became whole.
+
+    Two uniform numbers a position decide everything: `who` is the masked share at which a position is
+    committed, or its place in a random order, and `what` chooses its token.
+    """
 
     @torch.no_grad()
     def __init__(
@@ -168,145 +172,124 @@ class Denoising:
         forbidden: Sequence[int] = (),
         watched: Callable[[int, Step], None] | None = None,
     ) -> None:
-        self.model, self.sampling, self.watched = model, sampling, watched
-        self.ends, self.forbidden = torch.tensor(ends, dtype=torch.long), list(forbidden)
-        device, self.mask = model.device, model.config.vocab_size - 1
+        self.model, self.sampling, self.share, self.watched = model, sampling, masked_share, watched
+        self.mask, self.forbidden, self.warpers = model.config.vocab_size - 1, forbidden, warpers(sampling)
         self.lengths = [len(canvas.tokens) for canvas in canvases]
         L = max(self.lengths)
-        self.ids_BL = torch.tensor(
-            [c.tokens + [self.mask] * (L - n) for c, n in zip(canvases, self.lengths, strict=True)]
-        ).to(device)
-        self.asked_BL = torch.tensor(
-            [c.asked + [False] * (L - n) for c, n in zip(canvases, self.lengths, strict=True)]
-        ).to(device)
-        self.real_BL = torch.arange(L, device=device) < torch.tensor(self.lengths, device=device)[:, None]
-        self.warpers = warpers(sampling)
-        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.first_B = self.asked_BL.sum(-1)  # what is open at first
+
+        def rows(of: Callable[[int], Any], rest: Any) -> Tensor:
+            every = [[*of(i), *[rest] * (L - n)] for i, n in enumerate(self.lengths)]
+            return torch.tensor(every).to(model.device)
+
+        uniform = [random_numbers([seed], 2 * n)[0] for seed, n in zip(seeds, self.lengths, strict=True)]
+        self.who_BL = rows(lambda i: uniform[i][::2].tolist(), 0.0).double()
+        self.what_BL = rows(lambda i: uniform[i][1::2].tolist(), 0.0).double()
+        self.ids_BL = rows(lambda i: canvases[i].tokens, self.mask)
+        self.asked_BL = rows(lambda i: canvases[i].asked, False)
+        self.real_BL = rows(lambda i: [True] * self.lengths[i], False)
+        self.place_L = torch.arange(L, device=model.device)
+        self.ends = torch.tensor(ends, dtype=torch.long, device=model.device)
+        self.first_B = self.asked_BL.sum(-1)  # positions open at first
         self.steps_B = self.first_B.clone()
         if sampling.steps and sampling.order == "ancestral":
             self.steps_B.fill_(sampling.steps)
         elif sampling.steps:
             self.steps_B.clamp_(max=sampling.steps)
-        self.share, self.taken = masked_share, 0
-        self.rows = list(range(len(canvases)))  # that are not whole yet
-        self.stale = list(self.rows)  # whose prediction is that of an earlier state
-        self.calls = 0
+        self.taken, self.calls = 0, 0  # steps, and calls of the network
+        self.writing_B = torch.ones_like(self.first_B, dtype=torch.bool)  # texts that are not whole
+        self.stale_B = self.writing_B.clone()  # whose prediction is that of an earlier state
         self.logits_BLV: Tensor | None = None
-        self.confidence_BL = (~self.asked_BL & (self.ids_BL != self.mask)).double()
+        self.confidence_BL = (self.ids_BL != self.mask).double()
         self.committed_BL = torch.where(self.ids_BL == self.mask, -1, 0)
-        self.shown = [0] * len(canvases)  # steps told of each text
-        for row in self.rows:
-            self._show(row)
+        self.shown_B = torch.zeros_like(self.first_B)  # steps that committed something
+        self._show(self.writing_B)
 
     @property
-    def written(self) -> int:
-        """Tokens of the longest text so far."""
-        return int((self.asked_BL & (self.ids_BL != self.mask)).sum(-1).max())
+    def open_BL(self) -> Tensor:
+        """What is asked for and not committed."""
+        return self.asked_BL & (self.ids_BL == self.mask)
 
-    def text(self, row: int) -> list[int]:
-        """The tokens of a text up to its end."""
-        return self.ids_BL[row, : self._end(row)].tolist()
+    @property
+    def end_B(self) -> Tensor:
+        """Where texts end: with the first token that ends one, or where nothing more is known or asked."""
+        known_BL = self.asked_BL | (self.ids_BL != self.mask)
+        last_B = torch.where(known_BL, self.place_L, -1).amax(-1)
+        over_BL = torch.isin(self.ids_BL, self.ends) & self.asked_BL
+        first_B = torch.where(over_BL, self.place_L, len(self.place_L)).amin(-1)
+        return torch.minimum(first_B, last_B) + 1
 
     @torch.no_grad()
     def step(self) -> list[int]:
         self._predict()
-        open_BL = self.asked_BL & (self.ids_BL == self.mask)
-        open_BL[[row not in self.rows for row in range(len(open_BL))]] = False
-        u_2BL = torch.zeros(2, *open_BL.shape, dtype=torch.float64)
-        for row in self.rows:
-            u_2BL[:, row, : self.lengths[row]] = torch.rand(
-                2, self.lengths[row], generator=self.generators[row], dtype=torch.float64
-            )
-        who_BL, what_BL = u_2BL.to(open_BL.device)
-        chosen_BL = self._chosen(open_BL, who_BL)
+        chosen_BL = self._chosen(self.open_BL & self.writing_B[:, None])
         self.taken += 1
-        if bool(chosen_BL.any()):
-            assert self.logits_BLV is not None
-            logits_NV = self.logits_BLV[chosen_BL]
-            p_NV = logits_NV.softmax(-1, dtype=torch.float64)
-            if self.sampling.temperature:
-                for warper in self.warpers:
-                    logits_NV = warper(None, logits_NV)
-                token_N = drawn(logits_NV, what_BL[chosen_BL][:, None])[:, 0]
-            else:
-                token_N = logits_NV.argmax(-1)
-            self.ids_BL[chosen_BL] = token_N
-            self.confidence_BL[chosen_BL] = p_NV.gather(-1, token_N[:, None])[:, 0]
-        changed = chosen_BL.any(-1).tolist()
-        self.stale = [row for row in self.rows if changed[row]]
-        for row in self.stale:
-            self.shown[row] += 1
-            self.committed_BL[row, chosen_BL[row]] = self.shown[row]
-            self._show(row)
-        whole = [row for row in self.stale if not bool(self._missing(row).any())]
-        self.rows = [row for row in self.rows if row not in whole]
-        self.stale = [row for row in self.stale if row not in whole]
-        return whole
+        changed_B = chosen_BL.any(-1)
+        self.stale_B = torch.zeros_like(changed_B)
+        if not bool(changed_B.any()):
+            return []
+        assert self.logits_BLV is not None
+        logits_NV = self.logits_BLV[chosen_BL]
+        p_NV = logits_NV.softmax(-1, dtype=torch.float64)
+        for warper in self.warpers:
+            logits_NV = warper(None, logits_NV)
+        token_N = logits_NV.argmax(-1)
+        if self.sampling.temperature:
+            token_N = drawn(logits_NV, self.what_BL[chosen_BL][:, None])[:, 0]
+        self.ids_BL[chosen_BL] = token_N
+        self.confidence_BL[chosen_BL] = p_NV.gather(-1, token_N[:, None])[:, 0]
+        self.shown_B += changed_B
+        self.committed_BL = torch.where(chosen_BL, self.shown_B[:, None], self.committed_BL)
+        self._show(changed_B)
+        missing_BL = self.open_BL & (self.place_L < self.end_B[:, None])
+        whole_B = self.writing_B & ~missing_BL.any(-1)
+        self.writing_B &= ~whole_B
+        self.stale_B = changed_B & self.writing_B
+        return [int(row) for row in whole_B.nonzero()]
 
     def _predict(self) -> None:
-        """Logits of the texts that changed, and by the way the confidence at open positions."""
-        if not self.stale:
+        """Logits of the texts that changed."""
+        if not bool(self.stale_B.any()):
             return
-        some = torch.tensor(self.stale, device=self.ids_BL.device)
-        real_BL = self.real_BL[some]
-        padded = len(set(self.lengths)) > 1
-        logits = self.model(self.ids_BL[some], attention_mask=real_BL if padded else None).logits
+        ids_BL, padded = self.ids_BL[self.stale_B], len(set(self.lengths)) > 1
+        logits = self.model(ids_BL, attention_mask=self.real_BL[self.stale_B] if padded else None).logits
         self.calls += 1
         if self.forbidden:
-            logits[..., self.forbidden] = -torch.inf
-        if len(some) == len(self.ids_BL):
+            logits[..., list(self.forbidden)] = -torch.inf
+        if self.logits_BLV is None or len(logits) == len(self.ids_BL):
             self.logits_BLV = logits
         else:
-            assert self.logits_BLV is not None
-            self.logits_BLV[some] = logits
+            self.logits_BLV[self.stale_B] = logits
         if self.watched is not None:
             likeliest = logits.softmax(-1).amax(-1).double()
-            seen = self.confidence_BL[some]
-            self.confidence_BL[some] = torch.where(self.ids_BL[some] == self.mask, likeliest, seen)
+            known = self.confidence_BL[self.stale_B]
+            self.confidence_BL[self.stale_B] = torch.where(ids_BL == self.mask, likeliest, known)
 
-    def _chosen(self, open_BL: Tensor, who_BL: Tensor) -> Tensor:
+    def _chosen(self, open_BL: Tensor) -> Tensor:
         """Which open positions are committed in this step."""
         order = self.sampling.order
-        now_B = (1 - self.taken / self.steps_B.double()).clamp_min(0)
-        then_B = (1 - (self.taken + 1) / self.steps_B.double()).clamp_min(0)
+        then_B = (1 - (self.taken + 1) / self.steps_B.double()).clamp_min(0)  # the time after it
         if order == "ancestral":
-            stays_B = self.share(then_B) / self.share(now_B).clamp_min(1e-300)
-            return open_BL & (who_BL >= stays_B[:, None])
-        if order == "first-hitting":
-            score_BL = who_BL
-        else:
-            score_BL = torch.zeros_like(who_BL)
+            return open_BL & (self.who_BL >= self.share(then_B)[:, None])
+        score_BL = self.who_BL
+        if order != "first-hitting":
             assert self.logits_BLV is not None
+            score_BL = torch.zeros_like(self.who_BL)
             score_BL[open_BL] = _certainty(self.logits_BLV[open_BL], order).double()
         score_BL = torch.where(open_BL, score_BL, -torch.inf)
         rank_BL = score_BL.argsort(dim=-1, descending=True, stable=True).argsort(-1)
         if order == "threshold":
             return open_BL & ((score_BL > self.sampling.threshold) | (rank_BL == 0))
         left_B = (self.first_B * then_B + 1e-9).long()
-        count_B = (open_BL.sum(-1) - left_B).clamp_min(1)
-        return open_BL & (rank_BL < count_B[:, None])
+        return open_BL & (rank_BL < (open_BL.sum(-1) - left_B).clamp_min(1)[:, None])
 
-    def _end(self, row: int) -> int:
-        """Where a text ends: with the first token that ends one, or where nothing more is asked for."""
-        tokens, asked = self.ids_BL[row].cpu(), self.asked_BL[row].cpu()
-        found = (torch.isin(tokens, self.ends) & asked).nonzero()
-        last = found[:1] if len(found) else (asked | (tokens != self.mask)).nonzero()[-1:]
-        return int(last) + 1
-
-    def _missing(self, row: int) -> Tensor:
-        """Which positions of a text are still to be committed."""
-        end = self._end(row)
-        return (self.asked_BL[row] & (self.ids_BL[row] == self.mask))[:end]
-
-    def _show(self, row: int) -> None:
+    def _show(self, some_B: Tensor) -> None:
         if self.watched is None:
             return
-        n = self.lengths[row]
-        committed = [None if at < 0 else at for at in self.committed_BL[row, :n].tolist()]
-        self.watched(
-            row, Step(self.ids_BL[row, :n].tolist(), self.confidence_BL[row, :n].tolist(), committed)
-        )
+        for row in some_B.nonzero().flatten().tolist():
+            own = slice(self.lengths[row])
+            committed = [None if at < 0 else at for at in self.committed_BL[row, own].tolist()]
+            step = Step(self.ids_BL[row, own].tolist(), self.confidence_BL[row, own].tolist(), committed)
+            self.watched(row, step)
 
 
 def _certainty(logits_NV: Tensor, order: Order) -> Tensor:

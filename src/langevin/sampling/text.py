@@ -51,7 +51,8 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Strings that end a text."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise where a value makes no sense; asked before anything is written."""
         if not self.least_tokens <= self.tokens <= MOST_TOKENS:
             raise UsageError(
                 f"tokens={self.tokens} must be {self.least_tokens} or more and at most {MOST_TOKENS:,}"

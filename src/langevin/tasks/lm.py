@@ -43,6 +43,11 @@ class LanguageModelling(Task):
     reported = ("nll", "perplexity", "bits_per_character", "accuracy", "ece", "scaled_ece", "brier")
 
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
+        if self.mask_documents and not _objective(config).causal:
+            raise UsageError(
+                f"with the objective {config.objective} a document's borders would give its length away",
+                "Leave --mask-documents out.",
+            )
         from langevin import data
 
         own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
@@ -61,11 +66,6 @@ class LanguageModelling(Task):
                 )
         if self.mask_documents and not corpus.has_documents:
             raise UsageError(f"{config.data} has no documents to mask", "Leave --mask-documents out.")
-        if self.mask_documents and not _objective(config).causal:
-            raise UsageError(
-                f"with the objective {config.objective} a document's borders would give its length away",
-                "Leave --mask-documents out.",
-            )
         return corpus
 
     def masks(self, config: TrainConfig, corpus: Any) -> bool:
