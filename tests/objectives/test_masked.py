@@ -22,6 +22,7 @@ from langevin.models.config import LangevinConfig
 from langevin.objectives import generator_of
 from langevin.objectives.masked import LEAST_TIME, Masked
 from langevin.runs import train
+from langevin.studies import work
 from langevin.training import loop
 from langevin.training.parallel import World
 from langevin.training.start import prepared
@@ -266,3 +267,26 @@ def test_what_does_not_go_with_it_is_refused_in_words(
     assert "looks back only" in refused(*by, "masked", "--init", str(ar.path))
     assert cli.main(["evaluate", str(ar.path), "--masks", "3"]) == 2
     assert "--masks is for likelihoods that are bounds" in capsys.readouterr().err
+
+
+def test_compared_with_an_exact_arm_its_bound_stays_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "ROUNDS", 2)
+    monkeypatch.setattr(work, "SECONDS", 0.005)
+    shape = {"data": small(tmp_path).data, "tokenizer": "bytes", "layers": 1, "width": 16, "heads": 2}
+    shape |= {"context": 16, "batch": 4, "steps": 8, "eval-tokens": 128, "device": "cpu"}
+    flags = [word for key, value in shape.items() for word in (f"--{key}", str(value))]
+    arms = ["softmax", "mdlm=softmax, objective=masked"]
+    command = ["compare", *arms, *flags, "--workers", "0", "--seeds", "0-1", "--quiet"]
+    assert cli.main([*command, "--out", str(tmp_path / "cmp")]) == 0
+    results = json.loads((tmp_path / "cmp" / "results.json").read_text())
+    (part,) = results["parts"]
+    kinds = [
+        {row["kind"] for row in run["rows"] if row["metric"] == "nll" and not row["at"]}
+        for arm in part["arms"]
+        for run in arm["runs"]
+    ]
+    assert kinds == [{"exact"}, {"exact"}, {"bound"}, {"bound"}]
+    assert all(run["details"]["sample"]["text"] for arm in part["arms"] for run in arm["runs"])
+    assert "bound" in (tmp_path / "cmp" / "report.html").read_text()
