@@ -14,7 +14,8 @@ from langevin import cli
 from langevin.errors import UsageError
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.runs import train
-from langevin.sampling.ar import Request, Sampling, Text, drawn, generate, random_numbers
+from langevin.sampling.ar import drawn, generate, random_numbers
+from langevin.sampling.text import Request, Sampling, Text
 from training.small_run import small
 
 PROMPTS = ["Ann had", "", "Cleo gave one away, so", "Bo"]
@@ -170,7 +171,7 @@ def test_the_command_prints_every_text_with_its_prompt_and_keeps_them(
         (["--temperature", "-1"], "temperature=-1.0 must be 0 or more"),
         (["--top-p", "0"], "top_p=0.0 must be above 0"),
         (["--top-k", "-2"], "top_k=-2"),
-        (["--tokens", "0"], "tokens=0 must be positive"),
+        (["--tokens", "0"], "tokens=0 must be 1 or more"),
         (["--batch", "0"], "batch=0 must be positive"),
         (["--stop", ""], "an empty string stops nothing"),
     ],

@@ -1,0 +1,65 @@
+"""A source of short texts whose distribution is known, and the denoiser that is exact for it."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+V, L = 3, 4  # tokens and length: 81 texts
+
+
+class ExactDenoiser:
+    """p(x_i | what is visible), by summing over all texts; as LangevinForMaskedLM is called."""
+
+    training = False
+    device = torch.device("cpu")
+
+    def __init__(self, p: Tensor) -> None:
+        self.texts = torch.tensor(list(itertools.product(range(V), repeat=L)))
+        self.p = p
+        self.config = SimpleNamespace(vocab_size=V + 1, eos_token_id=None, positions="rope")
+        self.calls = 0
+
+    def __call__(self, input_ids: Tensor, masked: Tensor | None = None, **options: Any) -> Any:
+        """Logits (B, L, V), with probabilities of 0 as -inf."""
+        self.calls += 1
+        z = input_ids if masked is None else torch.where(masked, V, input_ids)
+        fits = ((z[:, None] == V) | (z[:, None] == self.texts)).all(-1)  # (B, texts)
+        weight = fits * self.p
+        onehot = torch.nn.functional.one_hot(self.texts, V).double()  # (texts, L, V)
+        return SimpleNamespace(logits=torch.einsum("bt,tlv->blv", weight, onehot).log())
+
+    def drawn(self, count: int) -> Tensor:
+        chosen = torch.multinomial(self.p, count, True, generator=torch.Generator().manual_seed(5))
+        return self.texts[chosen]
+
+    def surprise(self, texts: Tensor) -> Tensor:
+        """-ln p of each."""
+        return -self.p[self.number(texts)].log()
+
+    def number(self, texts: Tensor) -> Tensor:
+        return (texts * V ** torch.arange(L - 1, -1, -1)).sum(-1)
+
+    def distance(self, texts: Tensor) -> float:
+        """The total variation of the truth from how often each text came."""
+        seen = torch.bincount(self.number(texts), minlength=V**L) / len(texts)
+        return float((seen - self.p).abs().sum() / 2)
+
+
+def markov() -> ExactDenoiser:
+    """Texts of a Markov chain in which neighbours tell much about each other."""
+    step = torch.tensor([[0.8, 0.15, 0.05], [0.1, 0.1, 0.8], [0.3, 0.6, 0.1]], dtype=torch.float64)
+    first = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    texts = torch.tensor(list(itertools.product(range(V), repeat=L)))
+    p = first[texts[:, 0]]
+    for i in range(1, L):
+        p = p * step[texts[:, i - 1], texts[:, i]]
+    return ExactDenoiser(p)
+
+
+def entropy(p: Tensor) -> float:
+    return float(-torch.special.xlogy(p, p).sum())

@@ -1,0 +1,252 @@
+"""Texts come out of masks as the model says, in any order, around what is given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import langevin
+from enumerable import ExactDenoiser, L, V, markov
+from langevin import cli
+from langevin.errors import UsageError
+from langevin.objectives.masked import Masked
+from langevin.runs import train
+from langevin.sampling.masked import Canvas, Denoising, MaskedSampling, generate
+from langevin.sampling.text import Request, Text
+from langevin.sampling.trace import Trace
+from training.small_run import small
+
+ORDERS = ("ancestral", "first-hitting", "confidence", "margin", "entropy", "threshold")
+OPEN = Canvas([V] * L, [True] * L)
+COUNT = 6000
+
+
+def written(
+    model: Any, canvas: Canvas = OPEN, count: int = COUNT, share: Any = None, **options: Any
+) -> Tensor:
+    sampling = MaskedSampling(**{"temperature": 1.0, **options})
+    more = {} if share is None else {"masked_share": share}
+    writing = Denoising(model, [canvas] * count, sampling, list(range(count)), **more)
+    while bool(writing.writing_B.any()):
+        writing.step()
+    assert int(writing.ids_BL.max()) < V  # the mask is never written
+    return writing.ids_BL
+
+
+@pytest.fixture(scope="module")
+def floor() -> float:
+    """How far as many true draws are from the truth."""
+    model = markov()
+    return model.distance(model.drawn(COUNT))
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine-a", "cosine-b", "polynomial"])
+def test_many_ancestral_steps_sample_from_the_truth(schedule: str, floor: float) -> None:
+    model = markov()
+    texts = written(model, order="ancestral", steps=300, share=Masked(schedule).masked_share)  # type: ignore[arg-type]
+    assert model.distance(texts) < floor + 0.02
+    assert model.calls <= 300
+
+
+def test_first_hitting_samples_from_the_truth_with_a_call_for_each_token(floor: float) -> None:
+    model = markov()
+    hit = written(model, order="first-hitting")
+    assert model.distance(hit) < floor + 0.02
+    assert model.calls == L
+
+
+def test_first_hitting_is_the_limit_of_ancestral_steps() -> None:
+    """Where no two positions fall into one step, a seed gives the very same text."""
+    hit = written(markov(), count=300, order="first-hitting")
+    stepped = written(markov(), count=300, order="ancestral", steps=3000)
+    assert int((hit != stepped).any(-1).sum()) < 5
+
+
+def test_one_step_draws_every_position_as_if_it_were_alone(floor: float) -> None:
+    model = markov()
+    texts = written(model, order="ancestral", steps=1)
+    assert model.calls == 1
+    assert model.distance(texts) > floor + 0.2
+    marginal = torch.stack([(texts[:, 2] == v).double().mean() for v in range(V)])
+    true = torch.stack([model.p[model.texts[:, 2] == v].sum() for v in range(V)])
+    assert float((marginal - true).abs().max()) < 0.03
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("steps", [0, 2, 50])
+def test_what_is_given_stays_and_texts_are_likely_given_it(order: Any, steps: int) -> None:
+    model = markov()
+    texts = written(model, Canvas([V, 1, V, 2], [True, False, True, False]), 500, order=order, steps=steps)
+    assert (texts[:, 1] == 1).all()
+    assert (texts[:, 3] == 2).all()
+    if steps != 2 or order != "ancestral":
+        given = model.p * (model.texts[:, 1] == 1) * (model.texts[:, 3] == 2)
+        p = given / given.sum()
+        seen = torch.bincount(model.number(texts), minlength=V**L) / 500
+        assert float((seen - p).abs().sum() / 2) < 0.12
+
+
+@pytest.mark.parametrize("order", ["confidence", "margin", "entropy", "threshold"])
+def test_orders_commit_first_where_the_model_is_surest(order: Any) -> None:
+    model = markov()
+    likeliest = model.texts[model.p.argmax()]
+    texts = written(model, count=20, order=order, temperature=0.0)
+    assert (texts == texts[0]).all()
+    assert float(model.p[model.number(texts[:1])]) >= 0.5 * float(model.p.max())
+    assert likeliest.shape == texts[0].shape
+
+
+def test_a_threshold_commits_all_that_is_sure_at_once() -> None:
+    sure = torch.full((V**L,), 1e-9, dtype=torch.float64)
+    sure[17] = 1.0
+    model = ExactDenoiser(sure / sure.sum())
+    texts = written(model, count=10, order="threshold", threshold=0.9)
+    assert model.calls == 1
+    assert (model.number(texts) == 17).all()
+
+
+def test_a_prediction_stands_where_nothing_changed() -> None:
+    """2.12 of 1,000 steps of one text need no more calls than it has tokens."""
+    model = markov()
+    written(model, count=1, order="ancestral", steps=1000)
+    assert model.calls <= L
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("writing")
+    changes = {"objective": "masked", "mixer": "softmax", "dropout": 0.0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LANGEVIN_CACHE", str(folder / "cache"))
+        config = small(folder, steps=60, lr=1e-2, context=48, **changes)
+        return train(config, folder / "run", quiet=True)[0].path
+
+
+@pytest.fixture(scope="module")
+def loaded(run: Path) -> tuple[Any, Any]:
+    opened = langevin.load(run)
+    return opened.model.double(), opened.tokenizer
+
+
+def texts(loaded: Any, requests: list[Request], batch: int = 16, **options: Any) -> list[Text]:
+    return generate(*loaded, requests, MaskedSampling(**options), batch=batch, context=48)
+
+
+@pytest.mark.parametrize("options", [{"steps": 9}, {"order": "confidence", "tokens": 60, "top_k": 5}])
+def test_a_prompt_and_a_seed_give_the_same_text_in_any_batch(loaded: Any, options: dict[str, Any]) -> None:
+    requests = [Request(prompt, seed) for prompt in ("Ann had", "", "Cleo gave one") for seed in (3, 4)]
+    together = texts(loaded, requests, **options)
+    assert together == texts(loaded, requests, batch=4, **options)
+    assert together == [texts(loaded, [request], **options)[0] for request in requests]
+    assert len({t.text for t in together}) == len(requests)
+    assert all(t.text.startswith(t.prompt) for t in together)
+
+
+def test_torch_s_own_random_stream_is_neither_read_nor_moved(loaded: Any) -> None:
+    before = texts(loaded, [Request("Ann")], steps=5)
+    state = torch.get_rng_state()
+    torch.manual_seed(99)
+    assert texts(loaded, [Request("Ann")], steps=5) == before
+    torch.set_rng_state(state)
+    texts(loaded, [Request("Ann")], steps=5)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_gaps_are_filled_between_what_is_given(loaded: Any) -> None:
+    infill = ("Ann had ___ cups. Ann gave ___ left.",)
+    requests = MaskedSampling(infill=infill).requests((), range(2))
+    first, second = texts(loaded, requests, infill=infill, tokens=9)
+    for text in (first, second):
+        assert text.text.startswith("Ann had")
+        assert " cups. Ann gave" in text.text
+        assert text.text.endswith(" left.")
+        assert (text.tokens, text.ended) == (9, "length")
+    assert first.text != second.text
+
+
+def test_a_text_ends_with_its_end_unless_its_length_is_fixed(loaded: Any) -> None:
+    model, tokenizer = loaded
+    end = tokenizer.eos_token_id
+
+    class Ending:
+        """Wants the end of a text at the tenth token."""
+
+        config, device = model.config, model.device
+
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            out = model(*args, **options)
+            out.logits[:, :, end] = -torch.inf
+            out.logits[:, 10, end] = 1e4
+            return out
+
+    (text,) = texts((Ending(), tokenizer), [Request("Ann")])
+    assert text.ended == "end"
+    assert text.tokens == 8
+    (text,) = texts((Ending(), tokenizer), [Request("Ann")], fixed=True)
+    assert text.tokens == 45
+
+
+def test_a_trace_tells_every_step(loaded: Any) -> None:
+    model, tokenizer = loaded
+    trace = Trace(mask=model.config.mask_token_id)
+    (text,) = generate(
+        model,
+        tokenizer,
+        [Request("Ann")],
+        MaskedSampling(steps=7, order="confidence", fixed=True),
+        context=48,
+        watched=lambda index, step: trace.steps.append(step),
+    )
+    assert len(trace.steps) == 8
+    begin, *_, end = trace.steps
+    assert begin.committed == [0, 0, 0, *[None] * 45]
+    assert begin.tokens[3:] == [trace.mask] * 45
+    assert begin.confidence[:4] == [1, 1, 1, 0]
+    assert trace.mask not in end.tokens
+    assert tokenizer.decode(end.tokens, skip_special_tokens=True) == text.text
+    assert set(end.committed) == set(range(8))
+    for k, (before, after) in enumerate(zip(trace.steps, trace.steps[1:], strict=False)):
+        for was, now, at in zip(before.tokens, after.tokens, after.committed, strict=True):
+            assert now == was or (was == trace.mask and at == k + 1)
+        assert all(0 <= c <= 1 for c in after.confidence)
+
+
+def test_the_command_line_has_the_flags_of_the_sampler(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*command: str, status: int = 0) -> str:
+        assert cli.main(["generate", *command]) == status
+        out, err = capsys.readouterr()
+        return err if status else out
+
+    fast = ("--steps", "4", "--order", "entropy")
+    assert said(str(run), "--prompt", "Ann", *fast).startswith("Ann")
+    (found,) = json.loads(said(str(run), "--infill", "Ann ___ left.", *fast, "--json"))
+    assert found["text"].endswith(" left.")
+    assert "has no gap to fill" in said(str(run), "--infill", "Ann", status=2)
+    both = said(str(run), "--infill", "Ann ___", "--prompt", "Ann", status=2)
+    assert "a prompt or gaps, not both" in both
+    assert "steps=-1 must be" in said(str(run), "--steps", "-1", status=2)
+    assert "threshold=1.5 must be" in said(str(run), "--threshold", "1.5", status=2)
+    assert "temperature=-1.0 must be" in said(str(run), "--temperature", "-1", status=2)
+    long = said(str(run), "--prompt", "Ann had " * 9, status=2)
+    assert "0 tokens are to be written after a prompt of" in long
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LANGEVIN_CACHE", str(tmp_path / "cache"))
+        ar = train(small(tmp_path, steps=4), tmp_path / "ar", quiet=True)[0].path
+    told = said(str(ar), "--steps", "4", status=2)
+    assert "--steps is for the objective masked" in told
+    assert "was trained with ar" in told
+    assert "--infill is for the objective masked" in said(str(ar), "--infill=x ___", status=2)
+
+
+def test_wrong_options_are_refused_before_anything_is_written(loaded: Any) -> None:
+    with pytest.raises(UsageError, match="has no gap to fill"):
+        texts(loaded, [Request("x")], infill=("x",))
+    with pytest.raises(UsageError, match="must be 0"):
+        texts(loaded, [Request("x")], tokens=-1)
