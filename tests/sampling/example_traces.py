@@ -9,7 +9,20 @@ from langevin.sampling.trace import Step, Trace
 
 WORDS = (
     *("Once", " upon", " a", " time", ",", " a", " cat", " saw", " the", " moon", ".", "\n", "\n\n", "It"),
-    *(" was", " 月", "が", "きれい", "[b]", "[/b]", "[red]", "<script>", "alert(1)", "</script>", "&amp;", ""),
+    *(
+        " was",
+        " 月",
+        "が",
+        "きれい",
+        "[b]",
+        "[/b]",
+        "[red]",
+        "<script>",
+        "alert(1)",
+        "</script>",
+        "&amp;",
+        "",
+    ),
     *(" ", "∎", "`${x}`", '"', "\\", " dog"),
 )
 MASK = len(WORDS)
@@ -19,7 +32,9 @@ def decode(ids):
     return [WORDS[i] if i < MASK else "?" for i in ids]
 
 
-def trace(steps: int = 12, length: int = 40, *, seed: int = 0, given: int = 4, reopened: float = 0.0) -> Trace:
+def trace(
+    steps: int = 12, length: int = 40, *, seed: int = 0, given: int = 4, reopened: float = 0.0
+) -> Trace:
     """Every step commits about as many positions as every other, and opens some of the others again."""
     drawn = random.Random(seed)
     tokens = [i % MASK if i < given else MASK for i in range(length)]
