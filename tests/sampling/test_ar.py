@@ -14,7 +14,8 @@ from langevin import cli
 from langevin.errors import UsageError
 from langevin.models.backbone import LangevinForCausalLM
 from langevin.runs import train
-from langevin.sampling.ar import Request, Sampling, Text, drawn, generate, random_numbers
+from langevin.sampling.ar import drawn, generate, random_numbers
+from langevin.sampling.text import Request, Sampling, Text
 from training.small_run import small
 
 PROMPTS = ["Ann had", "", "Cleo gave one away, so", "Bo"]

@@ -10,6 +10,7 @@ import tyro
 from langevin.cli.tables import console_for, interval, print_pairs, print_rows, table_of
 from langevin.errors import UsageError
 from langevin.registry import written
+from langevin.sampling.text import Sampling, Text
 from langevin.settings import GROUPS, TrainConfig, check_count, check_seed, read_seeds
 from langevin.tasks import TASKS
 
@@ -160,7 +161,8 @@ class Train(WithSettings):
                 print(f"{run.path}: stopped at step {step}; go on with --resume auto")
                 return 130
             last = [row["loss"] for row in rows if row["split"] == "valid"][-1:] or [float("nan")]
-            print(f"{run.path}: validation loss {last[0]:.4f} nats per token at the end")
+            kind = "upper bound of the validation" if run.objective.likelihood == "bound" else "validation"
+            print(f"{run.path}: {kind} loss {last[0]:.4f} nats per token at the end")
             print(f"Next: langevin evaluate {run.path}; langevin generate {run.path}")
         return 0
 
@@ -181,11 +183,15 @@ class Evaluate:
     device: str = "auto"
     batch: int = 16
     """Rows at a time."""
+    masks: int | None = None
+    """Where the likelihood is a bound: masks of each window over which it is the mean; default: 8."""
+    left_to_right: int | None = None
+    """Where the likelihood is a bound: windows that are also scored exactly, written token by token."""
     json: bool = False
     """Print JSON."""
 
     def __call__(self) -> int:
-        for name in ("stride", "batch"):
+        for name in ("stride", "batch", "masks", "left_to_right"):
             check_count(name, getattr(self, name))
         from langevin.environment import pick_device
         from langevin.evaluation.runs import evaluate
@@ -193,7 +199,15 @@ class Evaluate:
 
         device = pick_device(self.device)
         run = load(self.path, checkpoint=self.checkpoint, data=self.data)
-        own = {} if self.stride is None else {"stride": self.stride}
+        own = {name: getattr(self, name) for name in ("stride", "masks", "left_to_right")}
+        own = {name: value for name, value in own.items() if value is not None}
+        for name in ("masks", "left_to_right"):
+            if name in own and run.objective.likelihood != "bound":
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is for likelihoods that are bounds, not the objective "
+                    f"{run.objective.name}",
+                    "Leave it out.",
+                )
         console = console_for(stderr=True)
         with console.status(f"evaluating {self.path} on {self.split}"):
             result, kept = evaluate(run, self.split, device=device, batch=self.batch, **own)
@@ -226,18 +240,8 @@ class Generate:
     """A run folder."""
     prompt: tuple[str, ...] = ()
     """One or more beginnings; none: from nothing."""
-    tokens: int = 200
-    """The most tokens to add."""
-    temperature: float = 0.8
-    """0: always the likeliest token."""
-    top_k: int = 0
-    """Choose among the k likeliest; 0: all."""
-    top_p: float = 1.0
-    """Choose among the fewest that hold this probability."""
     samples: int = 1
     """Texts for each prompt."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a text."""
     seed: int = 0
     """Of the first sample; each further one takes the next number."""
     batch: int = 16
@@ -247,9 +251,24 @@ class Generate:
     device: str = "auto"
     json: bool = False
     """Print JSON when all are done."""
+    sampling: WITHOUT_PREFIX[Sampling] = field(default_factory=Sampling)
+
+    @classmethod
+    def started(cls, arguments: list[str]) -> Any:
+        """The options, with those that the sampler of the run's objective has: another may have others."""
+        run = next((Path(a) for a in arguments if (Path(a) / "config.yaml").is_file()), None)
+        if run is None:
+            return cls(tyro.MISSING)
+        from langevin.objectives import OBJECTIVES
+
+        own = OBJECTIVES.parse(TrainConfig.read(run / "config.yaml").objective).sampling()
+        changed = ("sampling", WITHOUT_PREFIX[own], field(default_factory=own))
+        kind: Any = make_dataclass(cls.__name__, [changed], bases=(cls,), frozen=True)
+        kind.__doc__ = cls.__doc__
+        return kind(tyro.MISSING)
 
     def __call__(self) -> int:
-        for name in ("tokens", "samples", "batch"):
+        for name in ("samples", "batch"):
             check_count(name, getattr(self, name))
         check_seed(self.seed + self.samples)
         from rich.console import Console
@@ -258,21 +277,19 @@ class Generate:
 
         from langevin.environment import pick_device
         from langevin.runs import load
-        from langevin.sampling.ar import Request, Sampling, Text
 
         device = pick_device(self.device)
-        sampling = Sampling(self.tokens, self.temperature, self.top_k, self.top_p, self.stop)
         run = load(self.run_folder, checkpoint=self.checkpoint)
         write = run.objective.sampler()
         seeds = range(self.seed, self.seed + self.samples)
-        requests = [Request(prompt, seed) for prompt in self.prompt or ("",) for seed in seeds]
+        requests = self.sampling.requests(self.prompt, seeds)
         streams = len(requests) == 1 and not self.json
         status = Status("", console=Console(stderr=True))
         console = console_for(stderr=True)
 
         def stepped(texts: range, tokens: int) -> None:
             which = f"{texts.start + 1} to {texts.stop} of {len(requests)}"
-            status.update(f"texts {which}: {tokens} of {self.tokens} tokens")
+            status.update(f"texts {which}: {tokens} tokens")
 
         def finished(index: int, text: Text) -> None:
             run.keep_sample(asdict(text))
@@ -288,7 +305,7 @@ class Generate:
                 run.model.to(device),
                 run.tokenizer,
                 requests,
-                sampling,
+                self.sampling,
                 data=run.environment["data"],
                 context=run.config.context,
                 batch=self.batch,

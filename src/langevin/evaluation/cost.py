@@ -36,7 +36,8 @@ def state_bytes(model: Any, context: int) -> int:
 
 def decode_times(model: Any, batch: int, prompt: int, steps: int = STEPS) -> list[float]:
     """Seconds of each of the tokens that `langevin generate` writes after prompts of this length."""
-    from langevin.sampling.ar import Decoding, Sampling
+    from langevin.sampling.ar import Decoding
+    from langevin.sampling.text import Sampling
 
     sampling = Sampling(tokens=1 + WARMUP + steps, temperature=1.0)
     decoding = Decoding(model, [[0] * prompt] * batch, sampling, list(range(batch)))

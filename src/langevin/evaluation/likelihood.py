@@ -60,6 +60,19 @@ class TokenScores:
         return (self.confidence.astype(np.float64) - self.correct) ** 2
 
 
+@dataclass(frozen=True, eq=False)
+class TokenBounds:
+    """An upper bound of the NLL, as shares of every scored token; arrays of N on the CPU."""
+
+    nll: NDArray[Any]  # a token's share, in nats: it says nothing of that token alone
+    unit: NDArray[np.int64]
+    masks: int  # over which each is the mean
+    masks_se: float | None  # of the mean over tokens, by the choice of masks alone
+
+    def __len__(self) -> int:
+        return len(self.nll)
+
+
 def score(
     model: Callable[[Tensor], Any], windows: Iterable[ar.Windows], *, device: torch.device | str
 ) -> TokenScores:
@@ -244,12 +257,12 @@ class Likelihood:
     bits_per_token: Estimate
     bits_per_character: Estimate | None
     bits_per_byte: Estimate | None
-    accuracy: Estimate
-    entropy: Estimate
+    accuracy: Estimate | None = None  # of predictions
+    entropy: Estimate | None = None
 
 
 def summary(
-    scores: TokenScores,
+    scores: TokenScores | TokenBounds,
     *,
     characters: int | None = None,
     utf8_bytes: int | None = None,
@@ -258,11 +271,9 @@ def summary(
 ) -> Likelihood:
     """Likelihood of scored text that has so many characters and bytes (their number per token is taken
     as known in the intervals)."""
-    per_token = np.stack([np.ones(len(scores)), scores.nll, scores.correct, scores.entropy])
-    sums = per_unit(per_token, scores.unit)
-    nll, accuracy, entropy = bootstrap(
-        sums, lambda s: s[..., 1:] / s[..., :1], resamples=resamples, seed=seed
-    )
+    predictions = (scores.correct, scores.entropy) if isinstance(scores, TokenScores) else ()
+    sums = per_unit(np.stack([np.ones(len(scores)), scores.nll, *predictions]), scores.unit)
+    nll, *rest = bootstrap(sums, lambda s: s[..., 1:] / s[..., :1], resamples=resamples, seed=seed)
     bits = nll.map(lambda x: x / math.log(2))
 
     def per(count: int | None) -> Estimate | None:
@@ -276,6 +287,5 @@ def summary(
         bits_per_token=bits,
         bits_per_character=per(characters),
         bits_per_byte=per(utf8_bytes),
-        accuracy=accuracy,
-        entropy=entropy,
+        **dict(zip(("accuracy", "entropy"), rest, strict=False)),
     )

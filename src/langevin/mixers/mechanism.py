@@ -68,6 +68,9 @@ def in_full_precision(method: Method) -> Method:
     return run  # type: ignore[return-value]
 
 
+DIRECTIONS = ("causal", "bidirectional")
+
+
 class Mechanism:
     """A q,k,v mixer. Subclasses are frozen dataclasses whose fields are the spec's keys."""
 
@@ -75,6 +78,7 @@ class Mechanism:
     examples: ClassVar[tuple[str, ...]] = ()  # specs that show its variants, for check and tests
     needs_past_queries: ClassVar[bool] = False  # a key-value cache alone cannot continue it
     recurrent: ClassVar[bool] = False  # `advance` continues from a state of constant size
+    directions: ClassVar[tuple[str, ...]] = DIRECTIONS  # the forms it has
     has_alibi: ClassVar[bool] = False  # it has logits, and adds the penalty where the geometry asks for it
 
     @property

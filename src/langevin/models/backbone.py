@@ -13,11 +13,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    DynamicCache,
+    GenerationMixin,
+    PreTrainedModel,
+)
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 from transformers.utils import can_return_tuple
 
 from langevin.errors import UsageError, WorkError
@@ -307,5 +314,38 @@ class LangevinForCausalLM(LangevinPreTrainedModel, GenerationMixin):
         )
 
 
+class LangevinForMaskedLM(LangevinPreTrainedModel):
+    """The model with a head that predicts tokens from both sides. Its last id is the mask, which it reads
+    and for which it has no logit."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed.weight"}  # noqa: RUF012
+
+    def __init__(self, config: LangevinConfig) -> None:
+        if config.mask_token_id is None:
+            config.mask_token_id = config.vocab_size - 1
+        super().__init__(config)
+        if config.causal:
+            raise UsageError("a masked language model needs causal=False")
+        if config.mask_token_id != config.vocab_size - 1:
+            raise UsageError(
+                f"the mask is token {config.mask_token_id} of {config.vocab_size}, not the last one",
+                "Leave mask_token_id out.",
+            )
+        self.model = LangevinModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(self, input_ids: Tensor, masked: Tensor | None = None, **options: Any) -> MaskedLMOutput:
+        """Logits (B, L, V) over all tokens but the mask; masked (B, L) is True where a token is to be hidden
+        behind it."""
+        if masked is not None:
+            input_ids = torch.where(masked, self.config.vocab_size - 1, input_ids)
+        out = self.model(input_ids=input_ids, return_dict=True, **options)
+        logits = F.linear(out.last_hidden_state, self.lm_head.weight[:-1])
+        return MaskedLMOutput(logits=logits, hidden_states=out.hidden_states, attentions=out.attentions)
+
+
 AutoModel.register(LangevinConfig, LangevinModel, exist_ok=True)
 AutoModelForCausalLM.register(LangevinConfig, LangevinForCausalLM, exist_ok=True)
+AutoModelForMaskedLM.register(LangevinConfig, LangevinForMaskedLM, exist_ok=True)

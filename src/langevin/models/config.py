@@ -5,7 +5,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from langevin.errors import UsageError, unknown
-from langevin.mixers.mechanism import check_heads, no_alibi
+from langevin.mixers.mechanism import DIRECTIONS, check_heads, no_alibi
 from langevin.mixers.spec import Spec, parse
 
 POSITIONS = ("none", "learned", "sinusoidal", "rope", "alibi")
@@ -42,6 +42,7 @@ class LangevinConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
+    mask_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         for kind, value, valid in (
@@ -56,7 +57,13 @@ class LangevinConfig(PreTrainedConfig):
             raise UsageError("rope needs an even head width", "Choose another number of heads.")
         if self.num_hidden_layers < 1:
             raise UsageError(f"a model needs at least one layer, not {self.num_hidden_layers}")
+        direction = "causal" if self.causal else "bidirectional"
         for spec in self.mixers:
+            if direction not in getattr(spec.mixer, "directions", DIRECTIONS):
+                raise UsageError(
+                    f"{spec} has no {direction} form, which this objective needs",
+                    f"Choose another mixer; it is {' and '.join(spec.mixer.directions)} only.",
+                )
             if self.positions == "alibi" and not getattr(spec.mixer, "has_alibi", False):
                 raise no_alibi(spec)
         super().__post_init__(**kwargs)

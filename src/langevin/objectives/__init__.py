@@ -4,8 +4,8 @@ A file dropped into this folder registers itself; installed packages may add the
 group `langevin.objectives`.
 """
 
-from langevin.objectives.objective import OBJECTIVES, Batch, Objective, register
+from langevin.objectives.objective import OBJECTIVES, Batch, Objective, generator_of, register
 
-__all__ = ["OBJECTIVES", "Batch", "Objective", "register"]
+__all__ = ["OBJECTIVES", "Batch", "Objective", "generator_of", "register"]
 
 OBJECTIVES.discover(__name__, __path__)

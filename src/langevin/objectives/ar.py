@@ -9,7 +9,6 @@ evaluation compare those logits with these targets as they stand.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -73,18 +72,13 @@ def predicted(model: Any, batch: Batch, **options: Any) -> tuple[Any, Tensor, Te
 @dataclass(frozen=True)
 class Autoregression(Objective):
     likelihood = "exact"
-    criterion: ClassVar[Callable[..., tuple[Tensor, Tensor | int]]] = staticmethod(summed_loss)
+    criterion: ClassVar[Callable[..., Any]] = staticmethod(summed_loss)
 
     def loss(
         self, model: Any, batch: Batch, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor | int]:
         out, targets, scored = predicted(model, batch)
         return self.criterion(out.logits, targets, scored)
-
-    def with_compiled_loss(self) -> Autoregression:
-        changed = copy.copy(self)
-        object.__setattr__(changed, "criterion", torch.compile(self.criterion, dynamic=False))
-        return changed
 
     def sampler(self) -> Callable[..., Any]:
         from langevin.sampling.ar import generate

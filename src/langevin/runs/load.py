@@ -223,8 +223,9 @@ def _refuse_other_settings(folder: Path, described: dict[str, Any], config: Trai
     rows = said["vocab_size"]
     with suppress(OSError, SafetensorError), safe_open(weight_files(folder)[0], "pt") as stored:
         rows = stored.get_slice("model.embed.weight").get_shape()[0]
-    trained = model_config(config, vocab_size=rows).to_dict()
-    trained["architectures"] = [OBJECTIVES.parse(config.objective).head]
+    objective = OBJECTIVES.parse(config.objective)
+    trained = model_config(config, vocab_size=rows - objective.extra_tokens).to_dict()
+    trained["architectures"] = [objective.head]
     for key in SETTINGS:
         if said[key] != trained[key]:
             raise WorkError(

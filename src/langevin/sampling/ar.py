@@ -15,8 +15,7 @@ B texts in a batch, T new tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,58 +24,10 @@ from transformers.generation.streamers import BaseStreamer
 
 from langevin.data.tokenizers import encode_prompt
 from langevin.errors import UsageError
+from langevin.sampling.text import Ended, Request, Sampling, Text, up_to_stop
 from langevin.training.graphs import Replayed
 
-Ended = Literal["end", "stop", "length"]
-MOST_TOKENS = 1_000_000
-LEAST_TEMPERATURE = 1e-3
 WARM = 2  # steps before one is captured as a graph
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen, and when a text ends."""
-
-    tokens: int = 200
-    temperature: float = 0.8
-    top_k: int = 0
-    top_p: float = 1.0
-    stop: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.tokens <= MOST_TOKENS:
-            raise UsageError(f"tokens={self.tokens} must be 1 or more and at most {MOST_TOKENS:,}")
-        if not 0 <= self.temperature < float("inf"):
-            raise UsageError(f"temperature={self.temperature} must be 0 or more")
-        if 0 < self.temperature < LEAST_TEMPERATURE:
-            raise UsageError(
-                f"temperature={self.temperature} is too small to divide by",
-                f"Use {LEAST_TEMPERATURE} or more, or 0, which always takes the likeliest token.",
-            )
-        if self.top_k < 0:
-            raise UsageError(f"top_k={self.top_k} must be 0 (all tokens) or more")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p={self.top_p} must be above 0 and at most 1")
-        if "" in self.stop:
-            raise UsageError("an empty string stops nothing", "Give stop strings of a character or more.")
-
-
-@dataclass(frozen=True)
-class Request:
-    prompt: str
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Text:
-    """A prompt and what came after it; `ended` says whether by the end-of-text token, a stop string, or
-    because it was long enough."""
-
-    prompt: str
-    seed: int
-    text: str
-    tokens: int
-    ended: Ended
 
 
 def generate(
@@ -104,7 +55,7 @@ def generate(
         raise UsageError(f"batch={batch} must be 1 or more")
     prompts = [encode_prompt(tokenizer, request.prompt, data) for request in requests]
     longest = max(map(len, prompts), default=0)
-    _refuse_too_long(model.config, longest, sampling.tokens)
+    refuse_too_long(model.config, longest, sampling.tokens)
     if context is not None and longest + sampling.tokens > context:
         note(f"up to {longest + sampling.tokens} tokens: beyond the {context} it was trained with")
     ends = _eos(model, tokenizer)
@@ -152,13 +103,7 @@ class Decoding:
         self.padded = any(len(p) < length for p in prompts)
         self.place = (self.real[:, :length].cumsum(-1) - 1).clamp_min(0)
         self.cache = StaticCache(config=model.config, max_cache_len=room)
-        self.warpers: list[Any] = []
-        if sampling.temperature > 0:
-            self.warpers.append(TemperatureLogitsWarper(sampling.temperature))
-            if sampling.top_k:
-                self.warpers.append(TopKLogitsWarper(sampling.top_k))
-            if sampling.top_p < 1:
-                self.warpers.append(TopPLogitsWarper(sampling.top_p))
+        self.warpers = warpers(sampling)
         self.u_BT = random_numbers(seeds, sampling.tokens).to(device)
         self.written = torch.zeros((), dtype=torch.long, device=device)  # tokens so far
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -203,6 +148,18 @@ class Decoding:
         return drawn(logits_BV, self.u_BT.gather(1, self.written.expand(len(self.u_BT), 1)))
 
 
+def warpers(sampling: Sampling) -> list[Any]:
+    """What the temperature and the filters do to logits; nothing where the likeliest token is taken."""
+    if not sampling.temperature:
+        return []
+    found: list[Any] = [TemperatureLogitsWarper(sampling.temperature)]
+    if sampling.top_k:
+        found.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        found.append(TopPLogitsWarper(sampling.top_p))
+    return found
+
+
 def random_numbers(seeds: list[int], tokens: int) -> Tensor:
     """Uniform in [0, 1), a row for each seed."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -232,7 +189,7 @@ def _text(
 ) -> Text:
     text = tokenizer.decode(prompt + new, skip_special_tokens=True)
     if why == "stop":
-        text = _up_to_stop(text, tokenizer.decode(prompt, skip_special_tokens=True), stops)
+        text = up_to_stop(text, tokenizer.decode(prompt, skip_special_tokens=True), stops)
     return Text(request.prompt, request.seed, text, len(new), why)
 
 
@@ -242,20 +199,10 @@ def _eos(model: Any, tokenizer: Any) -> list[int]:
     return [eos] if isinstance(eos, int) else list(eos or ())
 
 
-def _refuse_too_long(config: Any, prompt: int, tokens: int) -> None:
+def refuse_too_long(config: Any, prompt: int, tokens: int) -> None:
     limit = getattr(config, "max_position_embeddings", None)
     if getattr(config, "positions", None) == "learned" and limit and prompt + tokens > limit:
         raise UsageError(
             f"a prompt of {prompt} tokens and {tokens} more do not fit {limit} positions",
             "Shorten the prompt or --tokens.",
         )
-
-
-def _up_to_stop(text: str, prompt: str, stops: tuple[str, ...]) -> str:
-    """The text up to and with the first stop string that ends after the prompt: tokens may overrun."""
-    ends = []
-    for stop in stops:
-        at = text.find(stop, max(0, len(prompt) - len(stop) + 1))
-        if at >= 0:
-            ends.append(at + len(stop))
-    return text[: min(ends)] if ends else text

@@ -22,7 +22,7 @@ from langevin.models.convert import from_pretrained
 from langevin.models.cost import flops_of
 from langevin.objectives import OBJECTIVES
 from langevin.runs import Run, load
-from langevin.sampling.ar import Request, Sampling
+from langevin.sampling.text import Request
 from langevin.settings import TrainConfig
 from langevin.studies.inference import estimate
 from langevin.studies.jobs import EVALUATED, Stopped, forget
@@ -133,8 +133,9 @@ def sample(found: Any, corpus: Any, device: str) -> dict[str, str] | None:
     context = found.config.context
     start = corpus.tokens("test")[: min(SAMPLE_PROMPT, context // 2 or 1)]
     prompt = corpus.tokenizer.decode(start, skip_special_tokens=True)
-    more = Sampling(tokens=max(1, min(SAMPLE_TOKENS, context - len(start) - 1)))
-    (text,) = write(found.model.to(device), corpus.tokenizer, [Request(prompt)], more, data=corpus.manifest)
+    more = found.objective.sampling()(tokens=max(1, min(SAMPLE_TOKENS, context - len(start) - 1)))
+    model, known = found.model.to(device), {"data": corpus.manifest, "context": context}
+    (text,) = write(model, corpus.tokenizer, [Request(prompt)], more, **known)
     return {"prompt": text.prompt, "text": text.text.removeprefix(text.prompt)}
 
 

@@ -1,6 +1,6 @@
 """Language modelling: how well is text predicted, and is the confidence true?"""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +9,8 @@ from langevin.evaluation.rows import Metric, Row
 from langevin.settings import TrainConfig
 from langevin.tasks.task import Task, refuse_training_split, register
 
+MASKS = 8  # of a window, where the likelihood is a bound
+
 
 @register("lm")
 @dataclass(frozen=True)
@@ -16,7 +18,8 @@ class LanguageModelling(Task):
     text_column: str | None = None
     """The column of a CSV, TSV or JSONL file that holds the texts; default: text."""
     mask_documents: bool | None = None
-    """Whether attention stops at the borders of packed documents; default: where there are documents."""
+    """Whether attention stops at the borders of packed documents; default: where there are documents, and
+    the model looks back only."""
 
     metrics = (
         Metric("nll", "loss", "nats/token", "lower"),
@@ -32,6 +35,7 @@ class LanguageModelling(Task):
         Metric("top1_brier", "Brier score of the first choice", "", "lower"),
         Metric("entropy", "predictive entropy", "nats", "neither"),
         Metric("temperature", "temperature fitted on validation", "", "neither"),
+        Metric("left_to_right_nll", "loss, written left to right", "nats/token", "lower"),
         Metric("true_nll", "loss of the true distribution", "nats/token", "neither"),
         Metric("ece_floor", "mean ECE of a calibrated model", "fraction", "neither"),
     )
@@ -57,11 +61,19 @@ class LanguageModelling(Task):
                 )
         if self.mask_documents and not corpus.has_documents:
             raise UsageError(f"{config.data} has no documents to mask", "Leave --mask-documents out.")
+        if self.mask_documents and not _objective(config).causal:
+            raise UsageError(
+                f"with the objective {config.objective} a document's borders would give its length away",
+                "Leave --mask-documents out.",
+            )
         return corpus
 
-    def masks(self, corpus: Any) -> bool:
-        """Whether documents of this corpus are kept apart."""
-        return bool(corpus.has_documents) if self.mask_documents is None else self.mask_documents
+    def masks(self, config: TrainConfig, corpus: Any) -> bool:
+        """Whether documents of this corpus are kept apart. A model that sees both sides would read from
+        the borders where a document ends, and have it for nothing."""
+        if self.mask_documents is not None:
+            return self.mask_documents
+        return bool(corpus.has_documents) and _objective(config).causal
 
     def model_settings(self, config: TrainConfig, data: Any) -> dict[str, Any]:
         return {
@@ -73,7 +85,7 @@ class LanguageModelling(Task):
     def feed(self, data: Any, config: TrainConfig, device: Any, share: Any) -> Any:
         from langevin.data.feed import TokenFeed
 
-        return TokenFeed(config, data, self.masks(data), device, share)
+        return TokenFeed(config, data, self.masks(config, data), device, share)
 
     def measure(
         self,
@@ -88,66 +100,125 @@ class LanguageModelling(Task):
         stride: int | None = None,
         resamples: int = 1000,
         attention: bool = True,
+        masks: int = MASKS,
+        left_to_right: int = 0,
     ) -> tuple[list[Row], dict[str, Any]]:
         """Each token is scored once: by documents where these are kept apart, else in windows of the
         training context that start `stride` tokens apart (default: half the context). Intervals come from
-        resampling documents or windows. attention: whether to measure the weights."""
+        resampling documents or windows. attention: whether to measure the weights. Where the likelihood is
+        known by a bound, that is the mean over `masks` masks of each window, and left_to_right says how
+        many windows are also scored exactly, token by token."""
         import torch
 
-        from langevin.evaluation import calibration, likelihood
         from langevin.evaluation.attention import learned_scalars
         from langevin.evaluation.documents import Documents
         from langevin.objectives.ar import Strided
 
         refuse_training_split(split)
-        if run.objective.likelihood != "exact":
+        if run.objective.likelihood is None:
             raise UsageError(
-                f"the likelihood of the objective {run.objective.name} is not known exactly",
+                f"the objective {run.objective.name} has no likelihood",
                 "Evaluate a run of another objective.",
             )
         corpus = data or self.prepare(run.config)
         context = run.config.context
         stride = max(1, context // 2) if stride is None else stride
-        masked = self.masks(corpus)
+        apart = self.masks(run.config, corpus)
 
         def windows(name: str) -> Iterable[Any]:
-            if masked:
+            if apart:
                 return Documents(corpus, name, context, stride, batch, limit)
             tokens = torch.from_numpy(corpus.tokens(name)[:limit].astype("int64"))
             return Strided(tokens, context, stride, batch, counts=corpus.scored)
 
         model = model.to(device).eval()
-        fit = calibration.fit_temperature(model, windows("valid"), device=device)
-        plain, scaled = likelihood.score_at(model, windows(split), (1.0, fit.value), device=device)
-        # In a stream the first token is context; the first of a document follows its separator.
-        characters, utf8_bytes = corpus.text_size(split, 0 if masked else 1, limit)
-        found = likelihood.summary(plain, characters=characters, utf8_bytes=utf8_bytes, resamples=resamples)
-        calibrated, rescaled = (
-            calibration.measure(scores, resamples=resamples, simulations=resamples)
-            for scores in (plain, scaled)
-        )
         details = {
-            "tokens": len(plain),
             "context": context,
             "stride": stride,
-            "by documents": masked,
-            "likelihood": asdict(found),
-            "calibration": asdict(calibrated),
-            "temperature": {"fitted on validation": fit.value, "inside the range searched": fit.inside},
-            "calibration at that temperature": asdict(rescaled),
-            "attention": _attention(model, windows(split)) if attention else [],
+            "by documents": apart,
             "learned": [asdict(row) for row in learned_scalars(model)],
         }
-        estimates: list[tuple[str, Any, Any]] = [
-            *((name, getattr(found, name), "exact") for name in _LIKELIHOOD),
-            *((name, getattr(calibrated, name), "diagnostic") for name in _CALIBRATION),
-            ("scaled_ece", rescaled.ece, "diagnostic"),
-        ]
-        rows = [_row(name, e, kind, len(plain)) for name, e, kind in estimates if e is not None]
-        rows.append(Row("temperature", fit.value, "diagnostic"))
-        rows.append(Row("ece_floor", calibrated.ece_floor.mean, "diagnostic"))
+        # In a stream the first token is context; the first of a document follows its separator.
+        characters, utf8_bytes = corpus.text_size(split, 0 if apart else 1, limit)
+        sizes = {"characters": characters, "utf8_bytes": utf8_bytes, "resamples": resamples}
+        if run.objective.likelihood == "exact":
+            rows, more = _exact(model, windows, split, device, sizes)
+            more["attention"] = _attention(model, windows(split)) if attention else []
+        else:
+            options = {"masks": masks, "left_to_right": left_to_right, "batch": batch}
+            rows, more = _bound(run.objective, model, windows(split), device, sizes, **options)
         true = corpus.true_nats_per_token(split)
-        return rows if true is None else [*rows, Row("true_nll", true, "exact")], details
+        rows += [] if true is None else [Row("true_nll", true, "exact")]
+        return rows, {**details, **more}
+
+
+def _objective(config: TrainConfig) -> Any:
+    from langevin.objectives import OBJECTIVES
+
+    return OBJECTIVES.parse(config.objective)
+
+
+def _exact(
+    model: Any, windows: Callable[[str], Iterable[Any]], split: str, device: str, sizes: dict[str, Any]
+) -> tuple[list[Row], dict[str, Any]]:
+    """Likelihood and calibration of a model that predicts token by token."""
+    from langevin.evaluation import calibration, likelihood
+
+    resamples = sizes["resamples"]
+    fit = calibration.fit_temperature(model, windows("valid"), device=device)
+    plain, scaled = likelihood.score_at(model, windows(split), (1.0, fit.value), device=device)
+    found = likelihood.summary(plain, **sizes)
+    calibrated, rescaled = (
+        calibration.measure(scores, resamples=resamples, simulations=resamples)
+        for scores in (plain, scaled)
+    )
+    estimates: list[tuple[str, Any, Any]] = [
+        *((name, getattr(found, name), "exact") for name in _LIKELIHOOD),
+        *((name, getattr(calibrated, name), "diagnostic") for name in _CALIBRATION),
+        ("scaled_ece", rescaled.ece, "diagnostic"),
+    ]
+    rows = [_row(name, e, kind, len(plain)) for name, e, kind in estimates if e is not None]
+    rows.append(Row("temperature", fit.value, "diagnostic"))
+    rows.append(Row("ece_floor", calibrated.ece_floor.mean, "diagnostic"))
+    return rows, {
+        "tokens": len(plain),
+        "likelihood": asdict(found),
+        "calibration": asdict(calibrated),
+        "temperature": {"fitted on validation": fit.value, "inside the range searched": fit.inside},
+        "calibration at that temperature": asdict(rescaled),
+    }
+
+
+def _bound(
+    objective: Any,
+    model: Any,
+    windows: Iterable[Any],
+    device: str,
+    sizes: dict[str, Any],
+    masks: int,
+    left_to_right: int,
+    batch: int,
+) -> tuple[list[Row], dict[str, Any]]:
+    """An upper bound of the loss, and on so many windows the loss of writing from left to right.
+    Predictions of single tokens have no calibration here: what they are made from depends on the mask."""
+    from langevin.evaluation import bounds
+    from langevin.evaluation.likelihood import summary
+
+    found = bounds.bounded(objective, model, windows, masks=masks, device=device)
+    whole = summary(found, **sizes)
+    estimates = [(name, getattr(whole, name)) for name in _LIKELIHOOD]
+    rows = [_row(name, e, "bound", len(found)) for name, e in estimates if e is not None]
+    masked = {"a window": masks, "standard error by them alone": found.masks_se}
+    more: dict[str, Any] = {"tokens": len(found), "likelihood": asdict(whole), "masks": masked}
+    if left_to_right:
+        written = bounds.left_to_right(
+            objective, model, windows, rows=left_to_right, at_once=batch, device=device
+        )
+        exact = summary(written, resamples=sizes["resamples"]).nll
+        rows.append(_row("left_to_right_nll", exact, "exact", len(written)))
+        same = float(found.nll[: len(written)].mean())
+        more["left to right"] = {"tokens": len(written), **asdict(exact), "bound of the same": same}
+    return rows, more
 
 
 _LIKELIHOOD = (

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from langevin.data.feed import chunks
 from langevin.errors import WorkError
 from langevin.training.checkpoint import random_state, set_random_state
 
@@ -115,8 +114,8 @@ def fitting_parts(trainer: Trainer) -> int:
 def _try(trainer: Trainer, parts: int) -> None:
     """A backward pass that leaves no trace, finished when this returns."""
     random = random_state()
-    trainer.feed.put(0)
-    trainer.backward(chunks(trainer.feed.batch(), parts)[0])
+    trainer.put(0)
+    trainer.backward(trainer.batch(parts)[0])
     gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
     float(nn.utils.get_total_norm(gradients))
     trainer.update.forget_gradients()

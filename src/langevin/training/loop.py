@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from langevin.data.feed import chunks
 from langevin.errors import Diverged, UsageError
-from langevin.objectives import OBJECTIVES, Batch, Objective
+from langevin.objectives import OBJECTIVES, Batch, Objective, generator_of
 from langevin.settings import TrainConfig
 from langevin.tasks import TASKS
 from langevin.training import checkpoint, parallel
@@ -72,6 +72,11 @@ class Trainer:
         if config.compile == "on":
             self.training_loss = torch.compile(self.training_loss, dynamic=False)
         self.feed = self.task.feed(data, config, self.device, self.world.share)
+        for i, part in enumerate(self.feed.held_out):
+            rows = len(next(iter(part.values())))
+            part.update(self._on_device(self.objective.draws(part, rows, generator_of(i))))
+        self.like = self.feed.batch()  # the shapes of what a step reads
+        self.drawn = self._on_device(self._draws(0))
         self.spent = torch.zeros((), device=self.device)  # of the budget, from 0 to 1
         self.lost = torch.zeros(2, device=self.device)  # sum and number of losses since they were read
         self.parts = 0
@@ -187,19 +192,38 @@ class Trainer:
     def _step(self, step: int) -> None:
         set_rate(self.update.optimizers, factor(step, self.state.total, self.config))
         self.spent.fill_(step / self.state.total)
-        self.feed.put(step)
+        self.put(step)
         self.compute()
         if self.on_gpu:
             self._keep_close()
         else:
             self.read_counters()
 
+    def put(self, step: int) -> None:
+        """Hand over what a step reads, without waiting."""
+        self.feed.put(step)
+        for name, x in self._draws(step).items():
+            self.drawn[name].copy_(x, non_blocking=True)
+
+    def _draws(self, step: int) -> Batch:
+        """This process's share of the random numbers of a step, a function of (seed, step)."""
+        generator = generator_of(self.config.seed, step)
+        drawn = self.objective.draws(self.like, self.config.batch, generator)
+        return {name: self.world.share(x) for name, x in drawn.items()}
+
+    def _on_device(self, batch: Batch) -> Batch:
+        return {name: x.to(self.device) for name, x in batch.items()}
+
+    def batch(self, parts: int) -> list[Batch]:
+        """What was handed over, in equal parts."""
+        return chunks({**self.feed.batch(), **self.drawn}, parts)
+
     def _compute(self) -> None:
         """Everything that a step does on the device."""
         self.update.forget_gradients()
         total = torch.zeros((), device=self.device)
         counted: Tensor | int = 0
-        parts = chunks(self.feed.batch(), self.parts)
+        parts = self.batch(self.parts)
         for i, part in enumerate(parts):
             with parallel.gradients(self.forward, last=i + 1 == len(parts)):
                 summed, count = self.backward(part)

@@ -190,8 +190,11 @@ def _like_the_pretrained(config: TrainConfig) -> TrainConfig:
     return replace(config, context=config.context or min(LONGEST, length))
 
 
-def model_config(config: TrainConfig, **settings: Any) -> LangevinConfig:
+def model_config(config: TrainConfig, *, vocab_size: int, **settings: Any) -> LangevinConfig:
+    """The model of a config, for data of so many tokens."""
+    objective = OBJECTIVES.parse(config.objective)
     return LangevinConfig(
+        vocab_size=vocab_size + objective.extra_tokens,
         hidden_size=config.width,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
@@ -205,7 +208,7 @@ def model_config(config: TrainConfig, **settings: Any) -> LangevinConfig:
         qk_norm=config.qk_norm,
         dropout=config.dropout,
         tie_word_embeddings=config.tie,
-        causal=OBJECTIVES.parse(config.objective).causal,
+        causal=objective.causal,
         **settings,
     )
 
