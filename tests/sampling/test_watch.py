@@ -127,9 +127,9 @@ def test_the_changes_give_every_step_back(reopened):
     found = [trace(seed=1, reopened=reopened), trace(steps=3, length=9, reopened=reopened)]
     words, samples = unpacked(player(found, decode, "title", {}))
     assert len(samples) == 2
-    for one, steps in zip(found, samples, strict=True):
-        now = [(-1, 0, 0)] * len(one.steps[0].tokens)
-        for number, (step, changed) in enumerate(zip(one.steps, steps, strict=True)):
+    for one, sample in zip(found, samples, strict=True):
+        now = [(-1, 0, 0)] * sample["length"]
+        for number, (step, changed) in enumerate(zip(one.steps, sample["steps"], strict=True)):
             for at, word, percent in zip(*[iter(changed)] * 3, strict=True):
                 now[at] = (word, percent, number)
             texts = [None if word < 0 else words[word] for word, _, _ in now]
@@ -141,6 +141,23 @@ def test_the_changes_give_every_step_back(reopened):
                 for c, put in zip(step.confidence, step.committed, strict=True)
                 if put is not None
             ]
+
+
+def test_what_stood_after_the_end_of_a_text_is_left_out():
+    steps = [
+        Step([0, MASK, MASK, MASK], [1.0, 0.0, 0.0, 0.0], [0, None, None, None]),
+        Step([0, MASK, 6, 7], [1.0, 0.5, 0.9, 0.9], [0, None, 1, 1]),
+        Step([0], [1.0], [0]),  # ended early, and then again not
+        Step([0, 27, 6], [1.0, 0.8, 0.9], [0, 3, 1]),
+    ]
+    words, (sample,) = unpacked(player([Trace(MASK, steps)], decode, "title", {}))
+    assert sample["length"] == 3
+    told = [
+        (at, words[word] if word >= 0 else None)
+        for changed in sample["steps"]
+        for at, word, _ in zip(*[iter(changed)] * 3, strict=True)
+    ]
+    assert told == [(0, "Once"), (2, " cat"), (2, None), (1, "∎"), (2, " cat")]
 
 
 def test_sixteen_texts_of_256_tokens_in_256_steps_are_less_than_a_megabyte():

@@ -128,12 +128,12 @@ class Live:
     def _text(self, step: Step, before: Step | None) -> Text:
         """before: the step drawn last; what was committed after it is fresh."""
         text = Text(overflow="fold")
-        for at, (word, committed) in enumerate(zip(self.decode(step.tokens), step.committed, strict=True)):
-            if committed is None:
+        for at, one in enumerate(standing(step, self.decode)):
+            if one is None:
                 text.append(self.block, "dim")
             else:
+                word, committed = plain(one[0]), one[1]
                 fresh = before is not None and before.committed[at : at + 1] != [committed]
-                word = plain(word)
                 bare = word.lstrip(" ")
                 text.append(word[: len(word) - len(bare)])
                 text.append(bare, "black on cyan" if fresh else "")
@@ -145,22 +145,28 @@ def plain(word: str) -> str:
     return "".join(c if c == "\n" or unicodedata.category(c) != "Cc" else BROKEN for c in word)
 
 
+def standing(step: Step, decode: Decode) -> list[tuple[str, int] | None]:
+    """The word at each position and the step that committed it, or None where it is open."""
+    written = zip(decode(step.tokens), step.committed, strict=True)
+    return [None if committed is None else (word, committed) for word, committed in written]
+
+
 def changes(trace: Trace, decode: Decode, words: dict[str, int]) -> Iterator[list[int]]:
     """For each step, (position, word, confidence in percent) of every position that the step changed, one
-    after another; an open position has the word -1. New words join the list, at the next number."""
-    before: list[tuple[str, int] | None] = []
+    after another; an open position has the word -1. New words join the list, at the next number.
+
+    The last step says how long the text is; what stood after its end for a while is left out.
+    """
+    length = len(trace.steps[-1].tokens)
+    before: list[tuple[str, int] | None] = [None] * length
     for step in trace.steps:
-        now = [
-            None if committed is None else (word, committed)
-            for word, committed in zip(decode(step.tokens), step.committed, strict=True)
-        ]
+        now = (standing(step, decode) + [None] * length)[:length]
         changed: list[int] = []
-        for at, one in enumerate(now):
-            if before[at : at + 1] != [one]:
-                if one is None:
-                    changed += at, -1, 0
-                else:
-                    changed += at, words.setdefault(one[0], len(words)), round(100 * step.confidence[at])
+        for at, (old, new) in enumerate(zip(before, now, strict=True)):
+            if new is None and old is not None:
+                changed += at, -1, 0
+            elif new is not None and new != old:
+                changed += at, words.setdefault(new[0], len(words)), round(100 * step.confidence[at])
         yield changed
         before = now
 
@@ -168,16 +174,12 @@ def changes(trace: Trace, decode: Decode, words: dict[str, int]) -> Iterator[lis
 def player(traces: Sequence[Trace], decode: Decode, title: str, facts: Mapping[str, Any]) -> str:
     """One file of HTML that plays how texts were written. facts: what a reader should know, by name."""
     words: dict[str, int] = {}
-    samples = [list(changes(trace, decode, words)) for trace in traces]
-    packed = zlib.compress(json.dumps([list(words), samples], separators=(",", ":")).encode(), 9)
-    finals = [
-        [
-            (word, committed == 0)
-            for word, committed in zip(decode(last.tokens), last.committed, strict=True)
-            if committed is not None
-        ]
-        for last in (trace.steps[-1] for trace in traces)
+    samples = [
+        {"length": len(trace.steps[-1].tokens), "steps": list(changes(trace, decode, words))}
+        for trace in traces
     ]
+    packed = zlib.compress(json.dumps([list(words), samples]).encode(), 9)
+    finals = [[one for one in standing(trace.steps[-1], decode) if one is not None] for trace in traces]
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
