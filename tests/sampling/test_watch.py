@@ -94,6 +94,8 @@ def test_without_a_terminal_only_the_text_is_printed():
     told = frames(trace(), on)
     assert "".join(told[:-1]) == ""
     assert told[-1] == TEXT + "\n"
+    ended = Step([0, 6, 27], [1.0, 0.9, 0.9], [0, 1, 1])
+    assert frames(Trace(MASK, [ended]), console(terminal=False))[-1] == "Once cat\n"
 
 
 def test_a_thousand_steps_a_second_are_twenty_frames(monkeypatch):

@@ -101,7 +101,8 @@ class Live:
             self._draw(fresh=False)
             self.screen.stop()
         elif self.last is not None and kind is None:
-            self.console.print(self._text(self.last, None), soft_wrap=True)
+            text = self._text(self.last, None).plain.removesuffix(END)
+            self.console.print(Text(text), soft_wrap=True)
 
     def show(self, step: Step, calls: int | None = None) -> None:
         """The next step, of which the first is how the text begins; calls: of the network, so far."""
