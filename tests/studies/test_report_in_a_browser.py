@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 from example_results import study
 
 from langevin.studies.report import write_report
-
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed: pip install -e '.[dev]'"
-)
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason="no Chromium on this machine: apt-get install chromium"
-)
 
 DESK, PHONE, PAPER = 1280, 420, 688
 PARTS = ("4 layers", "8 layers", "12 layers")
@@ -30,40 +20,22 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as started:
-        running = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
-@pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     return {kind: write_report(study(**of), folder / kind).as_uri() for kind, of in KINDS.items()}
 
 
 @pytest.fixture
-def opened(browser):
-    """Open an address in a fresh context; whatever the page complains about or asks for is kept."""
-    contexts = []
+def opened(open_page):
+    """A page with all its sections open, if asked for."""
 
-    def open_page(address, width, expanded=False, **options):
-        context = browser.new_context(viewport={"width": width, "height": 800}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.complaints, page.requests = [], []
-        page.on("console", lambda message: page.complaints.append(message.text))
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        page.on("request", lambda request: page.requests.append(request.url))
-        page.goto(address)
+    def opened(address, width, expanded=False, **options):
+        page = open_page(address, width, **options)
         if expanded:
             page.click("button.all")
         return page
 
-    yield open_page
-    for context in contexts:
-        context.close()
+    return opened
 
 
 def box(page, selector: str) -> dict[str, float]:
