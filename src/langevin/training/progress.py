@@ -117,7 +117,8 @@ class Progress:
             if spread:
                 model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
                 model.config.save_pretrained(folder)
-                model.generation_config.save_pretrained(folder)
+                if model.can_generate():
+                    model.generation_config.save_pretrained(folder)
                 write_tensors(folder / "model.safetensors", weights(model))
             else:
                 model.save_pretrained(folder)
