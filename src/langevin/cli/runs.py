@@ -1,13 +1,15 @@
 """The commands about runs: data, train, evaluate, generate, plot."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
-from langevin.cli.tables import console_for, interval, print_pairs, print_rows, table_of
+from langevin.cli.tables import check_folder, console_for, interval, print_pairs, print_rows, table_of
 from langevin.errors import UsageError
 from langevin.registry import written
 from langevin.sampling.text import Sampling, Text
@@ -251,6 +253,10 @@ class Generate:
     device: str = "auto"
     json: bool = False
     """Print JSON when all are done."""
+    watch: bool = False
+    """Show how the first text appears, where the terminal can."""
+    html: Path | None = None
+    """Write a page that plays how the texts appeared."""
     sampling: WITHOUT_PREFIX[Sampling] = field(default_factory=Sampling)
 
     @classmethod
@@ -284,19 +290,41 @@ class Generate:
         for name in ("samples", "batch"):
             check_count(name, getattr(self, name))
         check_seed(self.seed + self.samples)
+        check_folder(self.html)
+        if self.watch and self.json:
+            raise UsageError("--watch and --json both write to the output", "Give one of them.")
         from rich.console import Console
         from rich.status import Status
         from transformers import TextStreamer
 
         from langevin.environment import pick_device
         from langevin.runs import load
+        from langevin.sampling.trace import Step, Trace
+        from langevin.sampling.watch import Live, pieces, player
 
         device = pick_device(self.device)
         run = load(self.run_folder, checkpoint=self.checkpoint)
         write = run.objective.sampler()
         seeds = range(self.seed, self.seed + self.samples)
         requests = self.sampling.requests(self.prompt, seeds)
-        streams = len(requests) == 1 and not self.json
+        watching: dict[str, Any] = {}
+        if self.watch or self.html:
+            if "watched" not in signature(write).parameters:
+                raise UsageError(
+                    f"texts of the objective {run.objective.name} appear word by word",
+                    "Leave out --watch and --html.",
+                )
+            decode = pieces(run.tokenizer)
+            live = Live(decode, Console(highlight=False))
+            traces = [Trace(run.model.config.vocab_size - 1) for _ in requests]
+
+            def watched(index: int, step: Step) -> None:
+                traces[index].steps.append(step)
+                if self.watch and index == 0:
+                    live.show(step)
+
+            watching = {"watched": watched}
+        streams = len(requests) == 1 and not self.json and not self.watch
         status = Status("", console=Console(stderr=True))
         console = console_for(stderr=True)
 
@@ -306,14 +334,14 @@ class Generate:
 
         def finished(index: int, text: Text) -> None:
             run.keep_sample(asdict(text))
-            if not streams and not self.json:
-                status.stop()
+            if not streams and not self.json and not (self.watch and index == 0):
+                if not self.watch:
+                    status.stop()
                 print(f"--- {text.prompt!r}, seed {text.seed}\n{text.text}", flush=True)
-                status.start()
+                if not self.watch:
+                    status.start()
 
-        try:
-            if not streams:
-                status.start()
+        with live if self.watch else status if not streams else nullcontext():
             texts = write(
                 run.model.to(device),
                 run.tokenizer,
@@ -326,9 +354,12 @@ class Generate:
                 finished=finished,
                 stepped=stepped,
                 note=lambda text: console.print(text, style="dim"),
+                **watching,
             )
-        finally:
-            status.stop()
+        if self.html is not None:
+            facts = {"run": self.run_folder, **asdict(self.sampling), "seed": self.seed}
+            self.html.write_text(player(traces, decode, "How texts appeared", facts), encoding="utf-8")
+            console.print(f"The page is {self.html}")
         if self.json:
             print(json.dumps([asdict(text) for text in texts], indent=2, ensure_ascii=False))
         return 0

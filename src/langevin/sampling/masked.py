@@ -285,8 +285,9 @@ class Denoising:
     def _show(self, some_B: Tensor) -> None:
         if self.watched is None:
             return
+        end_B = self.end_B
         for row in some_B.nonzero().flatten().tolist():
-            own = slice(self.lengths[row])
+            own = slice(int(end_B[row]))
             committed = [None if at < 0 else at for at in self.committed_BL[row, own].tolist()]
             step = Step(self.ids_BL[row, own].tolist(), self.confidence_BL[row, own].tolist(), committed)
             self.watched(row, step)
