@@ -357,7 +357,9 @@ class Generate:
                 **watching,
             )
         if self.html is not None:
-            facts = {"run": self.run_folder, **asdict(self.sampling), "seed": self.seed}
+            default = asdict(type(self.sampling)())
+            changed = {k: v for k, v in asdict(self.sampling).items() if v != default[k]}
+            facts = {"run": self.run_folder.name, **changed, "seed": self.seed}
             self.html.write_text(player(traces, decode, "How texts appeared", facts), encoding="utf-8")
             console.print(f"The page is {self.html}")
         if self.json:
