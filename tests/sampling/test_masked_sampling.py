@@ -232,6 +232,8 @@ def test_the_command_line_has_the_flags_of_the_sampler(
     both = said(str(run), "--infill", "Ann ___", "--prompt", "Ann", status=2)
     assert "a prompt or gaps, not both" in both
     assert "steps=-1 must be" in said(str(run), "--steps", "-1", status=2)
+    sure = ("--order", "threshold", "--steps", "4")
+    assert "takes the steps that it needs" in said(str(run), *sure, status=2)
     assert "threshold=1.5 must be" in said(str(run), "--threshold", "1.5", status=2)
     assert "temperature=-1.0 must be" in said(str(run), "--temperature", "-1", status=2)
     long = said(str(run), "--prompt", "Ann had " * 9, status=2)

@@ -51,11 +51,11 @@ class MaskedSampling(Sampling):
 
     tokens: int = 0
     """Tokens to write; 0: as many as fill the context, or 16 for each gap of --infill."""
-    temperature: float = 0.8
+    temperature: float = 1.0
     """0: always the likeliest token; 1: as the model says."""
     steps: int = 0
     """Steps to write them in, of a network call each; 0: as many as tokens."""
-    order: Order = "ancestral"
+    order: Order = "confidence"
     """Which positions are committed first."""
     threshold: float = 0.9
     """What --order threshold is sure of."""
@@ -68,6 +68,8 @@ class MaskedSampling(Sampling):
         super().check()
         if self.steps < 0:
             raise UsageError(f"steps={self.steps} must be 0 (as many as tokens) or more")
+        if self.steps and self.order == "threshold":
+            raise UsageError("--order threshold takes the steps that it needs", "Leave --steps out.")
         if not 0 <= self.threshold < 1:
             raise UsageError(f"threshold={self.threshold} must be from 0 to below 1")
         for text in self.infill:
