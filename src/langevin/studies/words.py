@@ -251,8 +251,8 @@ def _more(plan: Plan, results: Results, primary: list[Contrast]) -> list[str]:
 
 
 def claims_in_short(answers: Sequence[Answer]) -> str:
-    """Of 8 published claims: 2 seen in direction, 1 in the opposite one and 5 in neither."""
-    ways = {"seen": "seen in direction", "opposite": "in the opposite one", "not seen": "in neither"}
+    """Of 8 published claims: 2 seen in direction, 1 in the opposite direction and 5 not seen."""
+    ways = {"seen": "seen in direction", "opposite": "in the opposite direction", "not seen": "not seen"}
     counts = {way: sum(answer.direction == name for answer in answers) for name, way in ways.items()}
     told = listed(f"{count} {way}" for way, count in counts.items() if count)
     return f"Of {counted(len(answers), 'published claim')}: {told}."
