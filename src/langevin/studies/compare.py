@@ -67,6 +67,8 @@ def compare(
     if plan.equalise:
         plan = terms.equalised(plan, data)
         sizes = terms.all_sizes(plan, data)
+    if plan.equal_flops:
+        plan = terms.equal_in_flops(plan, sizes)
     display = Display(quiet)
     workers = (
         1 if on == "ray" and device != "cpu" else terms.workers_for(plan, sizes, data, device, workers)

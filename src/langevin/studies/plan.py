@@ -153,6 +153,8 @@ class Plan:
     trial_tokens: int | None = None
     """The budget of a trial; default: that of a run."""
     equalise: bool = False
+    equal_flops: bool = False
+    """Every arm gets the training FLOPs of the first, and as many tokens as these pay for."""
     along: bool = False
     """Measure the models on the way, too, for metrics at a matched loss."""
     test_tokens: int = 65_536
@@ -271,7 +273,7 @@ class Plan:
 # The fields of a plan that are options of the command line as they stand.
 OPTIONS = (
     *("title", "metrics", "primary", "looks", "margin", "within", "tune", "trials", "trial_tokens"),
-    *("equalise", "along", "test_tokens"),
+    *("equalise", "equal_flops", "along", "test_tokens"),
 )
 
 

@@ -91,6 +91,7 @@ class Recipe:
     margin: float | None = None
     tune: Literal["lr"] | None = None
     trials: int = 5
+    equal_flops: bool = False
     differs: tuple[str, ...] = ()
     """How this differs from what was published."""
 
@@ -123,6 +124,7 @@ class Recipe:
             margin=self.margin,
             tune=self.tune,
             trials=self.trials,
+            equal_flops=self.equal_flops,
             trial_tokens=chosen.trial_tokens,
             test_tokens=chosen.test_tokens,
             claims=tuple(claim for part in chosen.parts for claim in self._claims(part, chosen)),

@@ -346,10 +346,13 @@ def not_controlled(plan: Plan, results: Results) -> Iterator[str]:
     """What could explain a difference, or its absence, besides the arms themselves."""
     yield from plan.notes
     yield _tuning(plan, results)
+    if plan.equal_flops:
+        yield "Arms have equal training FLOPs, and so not the same number of tokens."
     for part in results.parts:
         at = f"{part.name}: " if part.name else ""
         for name in ("parameters", "flops_per_token"):
-            yield from (at + sentence for sentence in unequal(part, name))
+            if name == "parameters" or not plan.equal_flops:
+                yield from (at + sentence for sentence in unequal(part, name))
         others = [f"{a.name} ({', '.join(own)})" for a in part.arms if (own := _own_settings(plan, a))]
         if others:
             yield f"{at}Settings of their own besides the mixer: {listed(others)}."
