@@ -266,6 +266,12 @@ class Plan:
         lr, first = self.config(part, arm, 0).lr, -((self.trials - 1) // 2)
         return [float(f"{lr * 2.0**k:.4g}") for k in range(first, first + self.trials)]
 
+    def at_rate(self, part: Part, arm: Arm, lr: float) -> Arm:
+        """The arm with a learning rate, and under muon with that of the matrices in proportion."""
+        config = self.config(part, arm, 0)
+        muon_lr = float(f"{config.muon_lr * lr / config.lr:.4g}")
+        return arm.with_(lr=lr, **({"muon_lr": muon_lr} if config.optimizer == "muon" else {}))
+
     def as_dict(self) -> dict[str, Any]:
         return dict(_plain(asdict(self)))
 
