@@ -205,12 +205,12 @@ class LangevinModel(LangevinPreTrainedModel):
         cache: Cache | None,
         whole: bool,
     ) -> View:
-        """attention_mask is (B, K), True at real tokens, or (B, 1, L, K), True where a query sees a key.
-        position_ids tell documents apart as long as the cache is empty."""
+        """attention_mask is (B, K), True at real tokens, or (B or 1, 1, L, K), True where a query sees a
+        key. position_ids tell documents apart as long as the cache is empty."""
         B, L, _ = x_BLW.shape
         past, keys = extent(cache, 0, L, whole)
         if attention_mask is not None and attention_mask.ndim == 4:
-            seen = visible(attention_mask, B, L, keys)
+            seen = visible(attention_mask, len(attention_mask), L, keys)
             return View.from_mask(seen, causal=self.config.causal, past=past)
         real = None if attention_mask is None else attention_mask.bool()
         if real is not None and past is None and readable(real) and bool(real.all()):
@@ -336,13 +336,16 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
         self.post_init()
 
     @can_return_tuple
-    def forward(self, input_ids: Tensor, masked: Tensor | None = None, **options: Any) -> MaskedLMOutput:
-        """Logits (B, L, V) over all tokens but the mask; masked (B, L) says which tokens are hidden
-        behind it."""
+    def forward(
+        self, input_ids: Tensor, masked: Tensor | None = None, logits_to_keep: int = 0, **options: Any
+    ) -> MaskedLMOutput:
+        """Logits (B, L, V) over all tokens but the mask, of the last tokens only where they are so many;
+        masked (B, L) says which tokens are hidden behind it. Tokens see those of a cache, and each other.
+        """
         if masked is not None:
             input_ids = torch.where(masked, self.config.vocab_size - 1, input_ids)
         out = self.model(input_ids=input_ids, return_dict=True, **options)
-        logits = F.linear(out.last_hidden_state, self.lm_head.weight[:-1])
+        logits = F.linear(out.last_hidden_state[:, -logits_to_keep:], self.lm_head.weight[:-1])
         return MaskedLMOutput(logits=logits, hidden_states=out.hidden_states, attentions=out.attentions)
 
 
