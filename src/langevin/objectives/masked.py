@@ -114,13 +114,13 @@ class Masked(Objective):
             return self.upper_bound(model, batch).sum(), count
         times = batch["times"].clamp_min(LEAST_TIME)
         masked_BL = (batch["noise"] < self.masked_share(times)[:, None]) & scored_BL
-        losses_BL = self.criterion(*_predicted(model, batch, masked_BL), masked_BL, self.weight(times))
+        losses_BL = self.criterion(*self.predicted(model, batch, masked_BL), masked_BL, self.weight(times))
         return losses_BL.sum(), count
 
     def upper_bound(self, model: Any, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
         batch = self._with_draws(batch, generator)
         masked_BL, weight_B = fewest_masked(batch["noise"], _scored(batch), batch["times"])
-        return weighted_losses(*_predicted(model, batch, masked_BL), masked_BL, weight_B)
+        return weighted_losses(*self.predicted(model, batch, masked_BL), masked_BL, weight_B)
 
     def chain_rule(self, model: Any, batch: Batch, at_once: int) -> Tensor:
         """-ln p(x_i | x_<i): L passes, in which all that is to the right of a token is masked."""
@@ -131,12 +131,18 @@ class Masked(Objective):
             row_N, at_N = some.T
             rows = {name: x[row_N] for name, x in batch.items()}
             later_NL = (place >= at_N[:, None]) & scored_BL[row_N]
-            logits_NLV, x_NL = _predicted(model, rows, later_NL)
+            logits_NLV, x_NL = self.predicted(model, rows, later_NL)
             asked_NL = place == at_N[:, None]
             weight_N = torch.ones(len(some), device=scored_BL.device)
             losses_NL = weighted_losses(logits_NLV, x_NL, asked_NL, weight_N)
             found_BL[row_N, at_N] = losses_NL[asked_NL].to(found_BL.dtype)
         return found_BL
+
+    def predicted(self, model: Any, batch: Batch, masked_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, L, V) of a batch in which some tokens are masked, and the tokens (B, L)."""
+        x_BL = batch["tokens"][:, 1:]
+        places = {name: batch[name][:, 1:] for name in ("position_ids",) if name in batch}
+        return model(input_ids=x_BL, masked=masked_BL, **places).logits, x_BL
 
     @classmethod
     def sampling(cls) -> type[Any]:
@@ -163,10 +169,3 @@ def _scored(batch: Batch) -> Tensor:
     if "scored" in batch:
         return batch["scored"][:, 1:]
     return torch.ones_like(batch["tokens"][:, 1:], dtype=torch.bool)
-
-
-def _predicted(model: Any, batch: Batch, masked_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (B, L, V) of a batch in which some tokens are masked, and the tokens (B, L)."""
-    x_BL = batch["tokens"][:, 1:]
-    places = {name: batch[name][:, 1:] for name in ("position_ids",) if name in batch}
-    return model(input_ids=x_BL, masked=masked_BL, **places).logits, x_BL

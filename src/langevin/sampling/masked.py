@@ -101,6 +101,7 @@ def generate(
     sampling: MaskedSampling,
     *,
     masked_share: Callable[[Tensor], Tensor] = lambda t: t,
+    denoising: Callable[..., Denoising] | None = None,
     data: Mapping[str, Any] | None = None,
     context: int | None = None,
     batch: int = 16,
@@ -112,8 +113,9 @@ def generate(
 ) -> list[Text]:
     """One text for each request, in their order; see `langevin.sampling.ar.generate`.
 
-    masked_share is m, by which ancestral steps go. watched(index, step) is told how each text begins and
-    every step that commits something in it, as in `langevin.sampling.trace`.
+    masked_share is m, by which ancestral steps go; denoising makes what writes a batch. watched(index,
+    step) is told how each text begins and every step that commits something in it, as in
+    `langevin.sampling.trace`.
     """
     sampling.check()
     if batch < 1:
@@ -128,7 +130,7 @@ def generate(
     texts: dict[int, Text] = {}
     for first in range(0, len(requests), batch):
         rows = range(first, min(first + batch, len(requests)))
-        writing = Denoising(
+        writing = (denoising or Denoising)(
             model,
             [canvases[i] for i in rows],
             sampling,
@@ -175,6 +177,7 @@ class Denoising:
         watched: Callable[[int, Step], None] | None = None,
     ) -> None:
         self.model, self.sampling, self.share, self.watched = model, sampling, masked_share, watched
+        self.seeds = seeds
         self.mask, self.forbidden, self.warpers = model.config.vocab_size - 1, forbidden, warpers(sampling)
         self.lengths = [len(canvas.tokens) for canvas in canvases]
         L = max(self.lengths)
@@ -253,7 +256,8 @@ class Denoising:
         if not bool(self.stale_B.any()):
             return
         ids_BL, padded = self.ids_BL[self.stale_B], len(set(self.lengths)) > 1
-        logits = self.model(ids_BL, attention_mask=self.real_BL[self.stale_B] if padded else None).logits
+        real_BL = self.real_BL[self.stale_B] if padded else None
+        logits = self.model(attention_mask=real_BL, **self.inputs(self.stale_B)).logits
         self.calls += 1
         if self.forbidden:
             logits[..., list(self.forbidden)] = -torch.inf
@@ -265,6 +269,10 @@ class Denoising:
             likeliest = logits.softmax(-1).amax(-1).double()
             known = self.confidence_BL[self.stale_B]
             self.confidence_BL[self.stale_B] = torch.where(ids_BL == self.mask, likeliest, known)
+
+    def inputs(self, some_B: Tensor) -> dict[str, Tensor]:
+        """What the network reads of some texts; `logits_BLV` are those of the call before (None: none)."""
+        return {"input_ids": self.ids_BL[some_B]}
 
     def _chosen(self, open_BL: Tensor) -> Tensor:
         """Which open positions are committed in this step."""
