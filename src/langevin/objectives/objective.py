@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from langevin.errors import UsageError
+from langevin.models.cost import flops_of
 from langevin.registry import Registry
 from langevin.sampling.text import Sampling
 
@@ -75,6 +76,10 @@ class Objective:
         """(B, L), where the likelihood is a bound: the exact negative log-likelihood of each token when a
         row is written from left to right, by passes over `at_once` rows."""
         raise UsageError(f"the objective {self.name} has no exact likelihood from left to right")
+
+    def flops(self, model: Any, context: int) -> float:
+        """Training FLOPs a token."""
+        return flops_of(model, context) * self.passes / 3
 
     def with_compiled_loss(self) -> Objective:
         """The same with what follows the model compiled, for `compile="loss"`."""
