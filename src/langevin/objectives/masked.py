@@ -74,10 +74,9 @@ def in_blocks(x_BL: Tensor, block: int | None) -> Tensor:
 def two_parts(length: int, block: int, device: torch.device) -> Tensor:
     """Who sees whom in [x ; z], (1, 1, 2L, 2L)."""
     place = torch.arange(2 * length, device=device)
-    of, masked = place % length // block, place >= length
+    of, part = place % length // block, place // length
     own, earlier = of[:, None] == of, of[:, None] > of
-    both = own & (masked[:, None] == masked)
-    return (both | (earlier & ~masked))[None, None]
+    return ((own & (part[:, None] == part)) | (earlier & (part == 0)))[None, None]
 
 
 @register("masked")
