@@ -68,12 +68,12 @@ class Masked(Objective):
 
     def __post_init__(self) -> None:
         if not self.power > 0:
-            raise UsageError(f"masked(power={self.power}) must be positive")
+            raise UsageError(f"{self.name}(power={self.power}) must be positive")
 
     def check(self, config: TrainConfig) -> None:
         if config.init is not None:
             raise UsageError(
-                f"masked trains a model that sees both sides, and {config.init} looks back only",
+                f"{self.name} trains a model that sees both sides, and {config.init} looks back only",
                 "Leave --init out.",
             )
 
@@ -108,7 +108,7 @@ class Masked(Objective):
         self, model: Any, batch: Batch, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor | int]:
         batch = self._with_draws(batch, generator)
-        scored_BL = _scored(batch)
+        scored_BL = scored(batch)
         count = scored_BL.sum() if "scored" in batch else scored_BL.numel()
         if not model.training:
             return self.upper_bound(model, batch).sum(), count
@@ -119,12 +119,12 @@ class Masked(Objective):
 
     def upper_bound(self, model: Any, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
         batch = self._with_draws(batch, generator)
-        masked_BL, weight_B = fewest_masked(batch["noise"], _scored(batch), batch["times"])
+        masked_BL, weight_B = fewest_masked(batch["noise"], scored(batch), batch["times"])
         return weighted_losses(*self.predicted(model, batch, masked_BL), masked_BL, weight_B)
 
     def chain_rule(self, model: Any, batch: Batch, at_once: int) -> Tensor:
         """-ln p(x_i | x_<i): L passes, in which all that is to the right of a token is masked."""
-        scored_BL = _scored(batch)
+        scored_BL = scored(batch)
         found_BL = torch.zeros(scored_BL.shape, device=scored_BL.device)
         place = torch.arange(scored_BL.shape[1], device=scored_BL.device)
         for some in scored_BL.nonzero().split(at_once):
@@ -138,11 +138,14 @@ class Masked(Objective):
             found_BL[row_N, at_N] = losses_NL[asked_NL].to(found_BL.dtype)
         return found_BL
 
-    def predicted(self, model: Any, batch: Batch, masked_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, L, V) of a batch in which some tokens are masked, and the tokens (B, L)."""
+    def predicted(
+        self, model: Any, batch: Batch, masked_BL: Tensor, **more: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (B, L, V) of a batch in which some tokens are masked, and the tokens (B, L); more is what
+        else the model reads."""
         x_BL = batch["tokens"][:, 1:]
         places = {name: batch[name][:, 1:] for name in ("position_ids",) if name in batch}
-        return model(input_ids=x_BL, masked=masked_BL, **places).logits, x_BL
+        return model(input_ids=x_BL, masked=masked_BL, **places, **more).logits, x_BL
 
     @classmethod
     def sampling(cls) -> type[Any]:
@@ -164,7 +167,7 @@ class Masked(Objective):
         return {**batch, **{name: x.to(tokens.device) for name, x in drawn.items()}}
 
 
-def _scored(batch: Batch) -> Tensor:
+def scored(batch: Batch) -> Tensor:
     """(B, L): which tokens may be masked; the others are context."""
     if "scored" in batch:
         return batch["scored"][:, 1:]

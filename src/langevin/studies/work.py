@@ -17,7 +17,6 @@ from langevin.evaluation.rows import Row
 from langevin.evaluation.runs import evaluate
 from langevin.evaluation.runs import measured as evaluate_model
 from langevin.models.convert import from_pretrained
-from langevin.models.cost import flops_of
 from langevin.objectives import OBJECTIVES
 from langevin.runs import Run, load
 from langevin.sampling.text import Request
@@ -162,10 +161,10 @@ def sizes(config: TrainConfig, data: Any) -> list[Row]:
     """Parameters and FLOPs of the model of a config; a new one is not built in memory."""
     with torch.device("meta") if config.init is None else nullcontext():
         model = build(config, data)
-    passes = OBJECTIVES.parse(config.objective).passes
+    flops = OBJECTIVES.parse(config.objective).flops(model, config.context)
     return [
         Row("parameters", cost.parameter_count(model), "cost"),
-        Row("flops_per_token", flops_of(model, config.context) * passes / 3, "cost"),
+        Row("flops_per_token", flops, "cost"),
     ]
 
 
