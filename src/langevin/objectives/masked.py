@@ -96,9 +96,9 @@ class Masked(Objective):
 
     def __post_init__(self) -> None:
         if not self.power > 0:
-            raise UsageError(f"masked(power={self.power}) must be positive")
+            raise UsageError(f"{self.name}(power={self.power}) must be positive")
         if self.block is not None and self.block < 1:
-            raise UsageError(f"masked(block={self.block}) must be 1 or more")
+            raise UsageError(f"{self.name}(block={self.block}) must be 1 or more")
         if self.block is not None and self.schedule != "linear":
             raise UsageError(
                 f"blocks are masked by counts, and know no schedule such as {self.schedule}",
@@ -108,7 +108,7 @@ class Masked(Objective):
     def check(self, config: TrainConfig) -> None:
         if config.init is not None:
             raise UsageError(
-                f"masked trains a model that sees both sides, and {config.init} looks back only",
+                f"{self.name} trains a model that sees both sides, and {config.init} looks back only",
                 "Leave --init out.",
             )
         if self.block is None:
@@ -163,7 +163,7 @@ class Masked(Objective):
         self, model: Any, batch: Batch, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor | int]:
         batch = self._with_draws(batch, generator)
-        scored_BL = _scored(batch)
+        scored_BL = scored(batch)
         count = scored_BL.sum() if "scored" in batch else scored_BL.numel()
         if not model.training:
             return self.upper_bound(model, batch).sum(), count
@@ -182,7 +182,7 @@ class Masked(Objective):
 
     def _counted(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Masks and weights of the count form in every block, (B, L)."""
-        scored_BL = _scored(batch)
+        scored_BL = scored(batch)
         B, L = scored_BL.shape
         noise_BMN, scored_BMN = in_blocks(batch["noise"], self.block), in_blocks(scored_BL, self.block)
         masked_BMN, weight_BM = fewest_masked(noise_BMN, scored_BMN, batch["times"].view(B, -1))
@@ -192,7 +192,7 @@ class Masked(Objective):
     def chain_rule(self, model: Any, batch: Batch, at_once: int) -> Tensor:
         """-ln p(x_i | x_<i): a pass for each place in a block, in which all that is to the right of it in
         the block is masked."""
-        scored_BL = _scored(batch)
+        scored_BL = scored(batch)
         found_BL = torch.zeros(scored_BL.shape, device=scored_BL.device)
         place_L = torch.arange(scored_BL.shape[1], device=scored_BL.device) % (
             self.block or len(found_BL[0])
@@ -207,12 +207,15 @@ class Masked(Objective):
             found_BL.index_add_(0, row_R, losses_RL.to(found_BL.dtype))
         return found_BL
 
-    def predicted(self, model: Any, batch: Batch, masked_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, L, V) of a batch in which some tokens are masked, and the tokens (B, L)."""
+    def predicted(
+        self, model: Any, batch: Batch, masked_BL: Tensor, **more: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (B, L, V) of a batch in which some tokens are masked, and the tokens (B, L); more is what
+        else the model reads."""
         x_BL = batch["tokens"][:, 1:]
         places = {name: batch[name][:, 1:] for name in ("position_ids",) if name in batch}
         if self.block is None:
-            return model(input_ids=x_BL, masked=masked_BL, **places).logits, x_BL
+            return model(input_ids=x_BL, masked=masked_BL, **places, **more).logits, x_BL
         if places:
             raise UsageError(
                 "blocks cannot tell packed documents apart", "Leave position_ids or block out."
@@ -250,7 +253,7 @@ class Masked(Objective):
         return {**batch, **{name: x.to(tokens.device) for name, x in drawn.items()}}
 
 
-def _scored(batch: Batch) -> Tensor:
+def scored(batch: Batch) -> Tensor:
     """(B, L): which tokens may be masked; the others are context."""
     if "scored" in batch:
         return batch["scored"][:, 1:]

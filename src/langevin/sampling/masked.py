@@ -166,6 +166,8 @@ class Denoising:
     again, every step has numbers of its own.
     """
 
+    replays: ClassVar[bool] = True  # whether all that `inputs` looks at stays in its place
+
     @torch.no_grad()
     def __init__(
         self,
@@ -182,17 +184,16 @@ class Denoising:
         self.model, self.sampling, self.share, self.watched = model, sampling, masked_share, watched
         self.mask, self.warpers = model.config.vocab_size - 1, warpers(sampling)
         self.remasks, self.seeds, device = sampling.remask != "none", seeds, model.device
-        lengths = [len(canvas.tokens) for canvas in canvases]
-        L = max(lengths)
+        self.lengths = [len(canvas.tokens) for canvas in canvases]
+        L = max(self.lengths)
 
         def rows(of: Callable[[Canvas], list[Any]], rest: Any) -> Tensor:
             return torch.tensor([[*of(c), *[rest] * (L - len(c.tokens))] for c in canvases], device=device)
 
         self.ids_BL = rows(lambda canvas: canvas.tokens, self.mask)
         self.asked_BL = rows(lambda canvas: canvas.asked, False)
-        self.real_BL = None
-        if block is None and len(set(lengths)) > 1:
-            self.real_BL = rows(lambda canvas: [True] * len(canvas.tokens), False)
+        self.real_BL = rows(lambda canvas: [True] * len(canvas.tokens), False)
+        self.padded = block is None and len(set(self.lengths)) > 1
         self.seed_B = torch.tensor(seeds, device=device)
         self.place_L = torch.arange(L, device=device)
         self.ends = torch.tensor(ends, dtype=torch.long, device=device)
@@ -208,7 +209,7 @@ class Denoising:
         self.block = block or L
         self.cache = None if block is None else StaticCache(config=model.config, max_cache_len=L)
         self.input_BN = self.ids_BL if block is None else self.ids_BL[:, :block].clone()
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        stream = torch.cuda.Stream(device) if self.replays and device.type == "cuda" else None
         self.all_rows = self.cache is not None or stream is not None  # shapes stay what they are
         self.read = Replayed(self._read, stream, after=WARM, what="calls of the network")
         given = int(self.open_BL.any(0).byte().argmax()) // self.block * self.block
@@ -299,7 +300,7 @@ class Denoising:
     def _read(self) -> None:
         """Call the network, and put the logits of texts that changed into their place."""
         some_B = slice(None) if self.all_rows else self.stale_B
-        real = None if self.real_BL is None else self.real_BL[some_B]
+        real = self.real_BL[some_B] if self.padded else None
         more = {} if self.cache is None else {"past_key_values": self.cache}
         logits = self.model(attention_mask=real, **self.inputs(some_B), **more).logits
         if self.cache is not None:
@@ -312,9 +313,9 @@ class Denoising:
         else:
             self.logits_BLV[self.stale_B] = logits
 
-    def inputs(self, some_B: Tensor | slice) -> dict[str, Tensor]:
-        """What the network reads of some texts; `logits_BLV` are those of the call before (None: none).
-        What this looks at must stay in its place, where calls are replayed."""
+    def inputs(self, some_B: Any) -> dict[str, Tensor]:
+        """What the network reads of some texts, or of all (a slice); `logits_BLV` are those of the call
+        before (None: none)."""
         return {"input_ids": self.input_BN[some_B]}
 
     def _chosen(self) -> tuple[Tensor, Tensor]:

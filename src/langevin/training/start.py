@@ -208,6 +208,7 @@ def model_config(config: TrainConfig, *, vocab_size: int, **settings: Any) -> La
         dropout=config.dropout,
         tie_word_embeddings=config.tie,
         causal=objective.causal,
+        **objective.model_settings(),
         **settings,
     )
 
