@@ -33,6 +33,7 @@ SOFT, FULL = Sparse(k=2), Sparse(state="full", k=3)
 STATES = pytest.mark.parametrize("objective", [SOFT, FULL], ids=["soft", "full"])
 ORDERS = ("ancestral", "first-hitting", "confidence", "margin", "entropy", "threshold")
 COUNT = 6000
+OPEN = Canvas([V] * L, [True] * L)
 TEN = 10  # tokens of the vocabulary of tiny models
 
 
@@ -305,13 +306,16 @@ def test_slots_share_the_place_of_their_position_and_their_order_says_nothing() 
             tiny(objective, **wrong)
 
 
-def written(objective: Sparse, model: Any, canvas: Canvas | None = None, **options: Any) -> Tensor:
-    canvas, count = canvas or Canvas([V] * L, [True] * L), options.pop("count", COUNT)
+def denoising(objective: Sparse, model: Any, canvas: Canvas, count: int, **options: Any) -> Any:
     sampling = MaskedSampling(**{"temperature": 1.0, **options})
     known = objective.sampler().keywords  # type: ignore[attr-defined]
-    writing = known["denoising"](
-        model, [canvas] * count, sampling, list(range(count)), known["masked_share"]
-    )
+    return known["denoising"](model, [canvas] * count, sampling, list(range(count)), known["masked_share"])
+
+
+def written(
+    objective: Sparse, model: Any, canvas: Canvas = OPEN, count: int = COUNT, **options: Any
+) -> Tensor:
+    writing = denoising(objective, model, canvas, count, **options)
     while bool(writing.writing_B.any()):
         writing.step()
     assert int(writing.ids_BL.max()) < V  # the mask is never written
@@ -341,15 +345,23 @@ def test_every_order_writes_around_what_is_given(objective: Sparse, order: Any) 
     assert float((seen - given / given.sum()).abs().sum() / 2) < 0.12
 
 
-def test_open_positions_carry_the_prediction_before_and_nothing_at_first() -> None:
+def test_open_positions_carry_the_prediction_before_and_nothing_without_one() -> None:
+    """Neither at the first call, nor where a token stood at the one before: none learned to predict it."""
     model = Exact(full=False)
-    written(SOFT, model, order="first-hitting", count=5)
-    (first, *later), z = model.read, torch.full((5, L), V)
-    assert len(later) == L - 1
-    assert not first[1].any()
-    before = likeliest(markov()(z).logits, 2)
-    assert torch.equal(later[0][0], before["candidates"])
-    assert torch.equal(later[0][1], before["probabilities"])
+    writing = denoising(SOFT, model, OPEN, 1, order="first-hitting")
+    writing.step()
+    chosen = (writing.ids_BL[0] != V).nonzero()[0]
+    writing.step()
+    (_, first), (candidates, p) = model.read
+    assert not first.any()
+    before = likeliest(markov()(torch.full((1, L), V)).logits, 2)
+    assert torch.equal(candidates, before["candidates"])
+    assert torch.equal(p, before["probabilities"])
+    writing.ids_BL[0, chosen] = V
+    writing.step()
+    _, p = model.read[-1]
+    assert not p[0, chosen].any()
+    assert (p[0].sum(-1) > 0).sum() == L - 1
 
 
 def test_the_sampler_of_the_seed_collapses_and_ours_does_not() -> None:
