@@ -1,7 +1,7 @@
 """Texts from sparse distribution diffusion: the steps and orders of `masked`, with candidates in the state.
 
-Nothing but what a committed position holds is ever decided by candidates: tokens are drawn from predictions
-as in `masked`. B texts, L positions, K candidates.
+Candidates are only read: tokens are drawn from predictions, and committed, as in `masked`. B texts, L
+positions, K candidates.
 """
 
 from typing import Any
@@ -15,18 +15,23 @@ from langevin.sampling.masked import Denoising
 
 
 class SoftDenoising(Denoising):
-    """Open positions carry the k likeliest tokens of the call before; nothing at the first call."""
+    """Open positions carry the k likeliest tokens of the call before, if they were open then."""
 
     def __init__(self, *args: Any, k: int, **options: Any) -> None:
         self.k = k
         super().__init__(*args, **options)
+        self.predicted_BL = torch.zeros_like(self.asked_BL)
 
     def inputs(self, some_B: Any) -> dict[str, Tensor]:
         read = super().inputs(some_B)
-        if self.logits_BLV is not None:
-            return {**read, **likeliest(self.logits_BLV[some_B], self.k)}
-        none_BLK = torch.zeros(*read["input_ids"].shape, self.k, device=self.model.device)
-        return {**read, "candidates": none_BLK.long(), "probabilities": none_BLK}
+        if self.logits_BLV is None:
+            none_BLK = torch.zeros(*read["input_ids"].shape, self.k, device=self.model.device)
+            carried = {"candidates": none_BLK.long(), "probabilities": none_BLK}
+        else:
+            carried = likeliest(self.logits_BLV[some_B], self.k)
+            carried["probabilities"] *= self.predicted_BL[some_B][..., None]
+        self.predicted_BL[some_B] = read["input_ids"] == self.mask
+        return {**read, **carried}
 
 
 class FullDenoising(Denoising):
