@@ -14,13 +14,14 @@ from torch import Tensor
 from enumerable import BlockDenoiser, L, entropy, markov
 from langevin import cli
 from langevin.data.feed import chunks
+from langevin.environment import can_compile
 from langevin.errors import UsageError
 from langevin.evaluation.bounds import bounded, left_to_right
 from langevin.mixers import MIXERS
 from langevin.models.backbone import LangevinForMaskedLM
 from langevin.models.config import LangevinConfig
 from langevin.objectives import generator_of
-from langevin.objectives.masked import LEAST_TIME, Masked
+from langevin.objectives.masked import LEAST_TIME, Masked, two_parts
 from langevin.runs import train
 from langevin.studies import work
 from langevin.training import loop
@@ -142,6 +143,27 @@ def test_what_blocks_draw_is_stratified_over_all_of_them() -> None:
     drawn = Masked(block=4).draws({"tokens": torch.zeros(2, 17)}, 8, generator_of(1))
     assert drawn["times"].shape == (8, 4)
     assert sorted((drawn["times"].flatten() * 32).long().tolist()) == list(range(32))
+
+
+def test_a_step_of_blocks_is_one_graph_in_low_precision() -> None:
+    model, objective = tiny(num_hidden_layers=1).float().train(), Masked(block=4)
+    batch = {"tokens": torch.randint(0, 10, (4, 17), generator=generator_of(1))}
+    batch |= objective.draws(batch, 4, generator_of(2))
+
+    def gradient(loss: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            summed, _ = loss(model, batch)
+        return torch.autograd.grad(summed, model.model.embed.weight)[0]
+
+    plain = gradient(objective.loss)
+    compiled = gradient(torch.compile(objective.loss, backend="aot_eager", dynamic=False, fullgraph=True))
+    assert float((plain - compiled).norm()) <= 0.02 * float(plain.norm())
+
+
+@pytest.mark.skipif(not can_compile("cpu"), reason="needs a compiler")
+def test_the_view_of_blocks_compiles() -> None:
+    shape = (6, 2, torch.device("cpu"))
+    assert torch.equal(torch.compile(two_parts)(*shape), two_parts(*shape))
 
 
 def test_tokens_of_blocks_are_read_twice_and_predicted_once() -> None:
@@ -338,6 +360,7 @@ def test_what_does_not_go_with_it_is_refused_in_words(
     assert "alibi positions are distances" in refused(*blocks, "--positions", "alibi")
     assert "do not fill a context of 30" in refused(*blocks, "--context", "30")
     assert "must be 1 or more" in refused(*by, "masked(block=0)")
+    assert "sparse has no blocks" in refused(*by, "sparse(block=4)")
     assert "know no schedule" in refused(*by, "masked(block=4, schedule='cosine-a')")
     assert not (tmp_path / "run").exists()
     ar, _ = train(small(tmp_path), tmp_path / "ar", quiet=True)
