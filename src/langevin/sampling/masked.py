@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -142,7 +142,8 @@ def generate(
             for row in writing.step():
                 i = first + row
                 new = writing.ids_BL[row, : writing.end_B[row]].tolist()
-                texts[i] = _text(tokenizer, requests[i], canvases[i], new, ends, sampling)
+                text = _text(tokenizer, requests[i], canvases[i], new, ends, sampling)
+                texts[i] = replace(text, calls=writing.calls)
                 finished(i, texts[i])
             stepped(rows, int((writing.asked_BL & ~writing.open_BL).sum(-1).max()))
         if streamer is not None:
