@@ -53,6 +53,7 @@ def test_a_study_goes_on_only_with_the_judge_that_it_began_with(tmp_path: Path, 
     [
         ({"primary": "judge_gap"}, "judge_gap is what a judge says of texts"),
         ({"judge": "x", "sampling": {"stepz": 3}}, "stepz"),
+        ({"judge": "x", "sampling": {"tokens": "many"}}, "sampling: tokens"),
         ({"judge": "x", "samples": 1}, "samples=1"),
         ({"judge": "x", "primary": "repetition_4"}, "neither better high nor low"),
     ],

@@ -117,10 +117,18 @@ class Compare(WithSettings):
             own["temperatures"] = read_temperatures(self.temperatures)
         seeds = tuple(read_seeds(self.seeds)) if self.seeds else ()
         from langevin.studies.compare import compare
-        from langevin.studies.plan import OPTIONS, Part, Plan, settings_in, split_at_commas
+        from langevin.studies.plan import (
+            OPTIONS,
+            Part,
+            Plan,
+            sampler_settings,
+            settings_in,
+            split_at_commas,
+        )
 
         if self.sampling:
-            own["sampling"] = settings_in(split_at_commas(self.sampling))
+            parts, known = split_at_commas(self.sampling), sampler_settings()
+            own["sampling"] = settings_in(parts, "setting of a sampler", known)
         options = {name: getattr(self, name) for name in OPTIONS if name != "looks"}
         part = Part(self.arms, {k: v for k, v in vars(settings).items() if k not in ("mixer", "seed")})
         plan = Plan((part,), seeds, looks=looks, **options, **own)

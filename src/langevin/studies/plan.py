@@ -11,7 +11,7 @@ import hashlib
 import re
 import typing
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -70,11 +70,7 @@ class Arm:
         if not name or not spec:
             raise UsageError(f"{text!r} is not an arm", "Write a mixer spec, or name=spec, setting=value.")
         known = [f.name for f in fields(TrainConfig) if f.name not in (*FIXED, "mixer")]
-        changes = settings_in(others)
-        for key in changes:
-            if key not in known:
-                raise unknown(f"setting in the arm {text!r}", key, known)
-        return Arm(name, {"mixer": spec, **changes})
+        return Arm(name, {"mixer": spec, **settings_in(others, f"setting in the arm {text!r}", known)})
 
     @property
     def plain(self) -> str:
@@ -228,11 +224,11 @@ class Plan:
         _check_arms(part.read_arms)
         for name in {*self.metrics} & {*TASKS.parse(part.config.task).judged} if not self.judge else ():
             raise UsageError(f"{name} is what a judge says of texts", "Give --judge.")
-        objectives = [OBJECTIVES.parse(self.config(part, arm, 0).objective) for arm in part.read_arms]
-        known_options = {f.name for objective in objectives for f in fields(objective.sampling())}
+        for arm in part.read_arms:
+            OBJECTIVES.parse(self.config(part, arm, 0).objective)
         for name in self.sampling:
-            if name not in known_options:
-                raise unknown("setting of a sampler", name, known_options)
+            if name not in sampler_settings():
+                raise unknown("setting of a sampler", name, sampler_settings())
         for wanted in (self.texts(self.config(part, arm, 0)) for arm in part.read_arms):
             if wanted is not None:
                 wanted.check()
@@ -282,6 +278,8 @@ class Plan:
             return None
         sampling = usual(OBJECTIVES.parse(config.objective), config.context)
         own = {name: value for name, value in self.sampling.items() if hasattr(sampling, name)}
+        for name, value in own.items():
+            check_type(f"sampling: {name}", value, typing.get_type_hints(type(sampling))[name])
         return Wanted(self.samples, self.judge, replace(sampling, **own), self.temperatures)
 
     def learning_rates(self, part: Part, arm: Arm) -> list[float]:
@@ -478,10 +476,22 @@ def seeds_in_words(seeds: tuple[int, ...]) -> str:
     return ",".join(map(str, seeds))
 
 
-def settings_in(parts: Iterable[str]) -> dict[str, Any]:
-    """Of setting=value, each."""
-    pairs = [part.partition("=") for part in parts]
-    return {key.strip().replace("-", "_"): _scalar(value.strip()) for key, _, value in pairs}
+def settings_in(parts: Iterable[str], what: str, known: Collection[str]) -> dict[str, Any]:
+    """Of setting=value, each, by the names that are known."""
+    found = {}
+    for part in parts:
+        key, equals, value = (word.strip() for word in part.partition("="))
+        key = key.replace("-", "_")
+        if not equals or key not in known:
+            raise unknown(what, key, known)
+        found[key] = _scalar(value)
+    return found
+
+
+def sampler_settings() -> list[str]:
+    """What any objective's sampler can be told."""
+    kinds: list[Any] = list(OBJECTIVES.values())
+    return sorted({f.name for kind in kinds for f in fields(kind.sampling())})
 
 
 def split_at_commas(text: str) -> list[str]:
