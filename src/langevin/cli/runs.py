@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from langevin.cli.tables import check_folder, console_for, interval, print_pairs, print_rows, table_of
+from langevin.cli.tables import (
+    check_folder,
+    console_for,
+    interval,
+    print_pairs,
+    print_rows,
+    quality_table,
+    table_of,
+)
 from langevin.errors import UsageError
 from langevin.registry import written
 from langevin.sampling.text import Sampling, Text
@@ -169,8 +178,57 @@ class Train(WithSettings):
         return 0
 
 
+def read_temperatures(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise UsageError(f"{text!r} names no temperatures", "Write 0.7,0.8,0.9,1.0.") from None
+
+
 @dataclass(frozen=True)
-class Evaluate:
+class WithSampling:
+    """How the texts of a run are written: its objective's sampler decides what can be said of that."""
+
+    sampling: WITHOUT_PREFIX[Sampling] = field(default_factory=Sampling, kw_only=True)
+
+    @staticmethod
+    def usual(objective: Any, context: int) -> Sampling:
+        """What stands before the flags are read."""
+        return objective.sampling()()
+
+    @classmethod
+    def started(cls, arguments: list[str]) -> Any:
+        """The options, with those that the sampler of the run's objective has: another may have others."""
+        kind: Any = cls
+        words = [a for before, a in zip(("", *arguments), arguments, strict=False) if before != "--judge"]
+        run = next((Path(a) for a in words if (Path(a) / "config.yaml").is_file()), None)
+        if run is None:
+            return kind(tyro.MISSING)
+        from langevin.objectives import OBJECTIVES
+
+        config = TrainConfig.read(run / "config.yaml")
+        objective = OBJECTIVES.parse(config.objective)
+        own = objective.sampling()
+        known = {f"--{f.name.replace('_', '-')}" for f in fields(own)}
+        others: list[Any] = list(OBJECTIVES.values())
+        for other in others:
+            flags = {f"--{f.name.replace('_', '-')}" for f in fields(other.sampling())} - known
+            given = flags.intersection(a.partition("=")[0] for a in arguments)
+            if given:
+                raise UsageError(
+                    f"{min(given)} is for the objective {other.name}, and {run} was trained with "
+                    f"{objective.name}",
+                    f"Leave it out. See langevin {cls.__name__.lower()} {run} --help.",
+                )
+        usual = cls.usual(objective, config.context)
+        changed = ("sampling", WITHOUT_PREFIX[own], field(default=usual, kw_only=True))
+        kind = make_dataclass(cls.__name__, [changed], bases=(cls,), frozen=True)
+        kind.__doc__ = cls.__doc__
+        return kind(tyro.MISSING)
+
+
+@dataclass(frozen=True)
+class Evaluate(WithSampling):
     """What a run's model is worth on data that it was not trained on, with intervals."""
 
     path: tyro.conf.Positional[Path]
@@ -189,12 +247,29 @@ class Evaluate:
     """Where the likelihood is a bound: masks of each window over which it is the mean; default: 8."""
     left_to_right: int | None = None
     """Where the likelihood is a bound: windows that are also scored exactly, written token by token."""
+    samples: int | None = None
+    """Texts that are written and judged, too, at each of the temperatures."""
+    judge: str | None = None
+    """Who judges them: any causal language model (a folder, a run or a name on the Hub)."""
+    temperatures: str = "0.7,0.8,0.9,1.0"
+    """At which texts are written."""
     json: bool = False
     """Print JSON."""
+
+    @staticmethod
+    def usual(objective: Any, context: int) -> Sampling:
+        from langevin.evaluation.quality import usual
+
+        return usual(objective, context)
 
     def __call__(self) -> int:
         for name in ("stride", "batch", "masks", "left_to_right"):
             check_count(name, getattr(self, name))
+        if (self.samples is None) != (self.judge is None):
+            raise UsageError(
+                "--samples and --judge go together: texts are written to be judged",
+                "Give both: --samples 1024 --judge MODEL.",
+            )
         from langevin.environment import pick_device
         from langevin.evaluation.runs import evaluate
         from langevin.runs import load
@@ -210,8 +285,43 @@ class Evaluate:
                     f"{run.objective.name}",
                     "Leave it out.",
                 )
+        from langevin.evaluation import quality
+
+        usual = quality.usual(run.objective, run.config.context)
+        if self.sampling.temperature != usual.temperature or (
+            self.judge is None and self.sampling != usual
+        ):
+            raise UsageError(
+                "texts to be judged are written at --temperatures"
+                if self.judge is not None
+                else "no texts are written, and there is nothing that a sampler would do",
+                "Leave --temperature out." if self.judge is not None else "Give --samples and --judge.",
+            )
+        texts = None
+        if self.samples is not None and self.judge is not None:
+            temperatures = read_temperatures(self.temperatures)
+            texts = quality.Wanted(self.samples, self.judge, self.sampling, temperatures)
+            texts.check()
+            if not run.task.judged:
+                raise UsageError(
+                    f"the task {run.task.name} has no texts to judge", "Leave --samples and --judge out."
+                )
         console = console_for(stderr=True)
-        with console.status(f"evaluating {self.path} on {self.split}"):
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        doing = bar.add_task(f"evaluating {self.path} on {self.split}", total=None)
+
+        def told(what: str, done: int, total: int | None) -> None:
+            bar.update(doing, description=what, completed=done, total=total)
+
+        own |= {} if texts is None else {"texts": texts, "told": told}
+        with bar:
             result, kept = evaluate(run, self.split, device=device, batch=self.batch, **own)
         if self.json:
             print(json.dumps(result, indent=1))
@@ -219,18 +329,25 @@ class Evaluate:
             table = table_of(
                 f"{self.path} on {self.split}, step {result['step']}", "metric", "value", "95 % interval"
             )
+            of_texts = [] if texts is None else quality.rows_of_sets(result["rows"])
             for row in result["rows"]:
+                if row in of_texts:
+                    continue
                 metric = run.task.metric(row["metric"])
                 label = f"{metric.label} ({metric.unit})" if metric.unit else metric.label
                 label += " (upper bound)" if row["kind"] == "bound" else ""
+                label += f", {row['at']['gap']:.0%} taken" if "gap" in row["at"] else ""
                 table.add_row(label, f"{row['value']:.4f}", interval(row["low"], row["high"]))
             console_for().print(table)
+            if texts is not None:
+                console_for().print(quality_table(of_texts, run.task))
+                print(result["quality"]["said"])
         console.print(f"Everything is in {kept}" if kept else f"Not kept: {self.path} cannot be written to")
         return 0
 
 
 @dataclass(frozen=True)
-class Generate:
+class Generate(WithSampling):
     """Write texts with a run's best model, as they come.
 
     A prompt and a seed give the same text in any batch.
@@ -257,33 +374,6 @@ class Generate:
     """Show how the first text appears, where the terminal can."""
     html: Path | None = None
     """Write a page that plays how the texts appeared."""
-    sampling: WITHOUT_PREFIX[Sampling] = field(default_factory=Sampling)
-
-    @classmethod
-    def started(cls, arguments: list[str]) -> Any:
-        """The options, with those that the sampler of the run's objective has: another may have others."""
-        run = next((Path(a) for a in arguments if (Path(a) / "config.yaml").is_file()), None)
-        if run is None:
-            return cls(tyro.MISSING)
-        from langevin.objectives import OBJECTIVES
-
-        objective = OBJECTIVES.parse(TrainConfig.read(run / "config.yaml").objective)
-        own = objective.sampling()
-        known = {f"--{f.name.replace('_', '-')}" for f in fields(own)}
-        others: list[Any] = list(OBJECTIVES.values())
-        for other in others:
-            flags = {f"--{f.name.replace('_', '-')}" for f in fields(other.sampling())} - known
-            given = flags.intersection(a.partition("=")[0] for a in arguments)
-            if given:
-                raise UsageError(
-                    f"{min(given)} is for the objective {other.name}, and {run} was trained with "
-                    f"{objective.name}",
-                    f"Leave it out. See langevin generate {run} --help.",
-                )
-        changed = ("sampling", WITHOUT_PREFIX[own], field(default_factory=own))
-        kind: Any = make_dataclass(cls.__name__, [changed], bases=(cls,), frozen=True)
-        kind.__doc__ = cls.__doc__
-        return kind(tyro.MISSING)
 
     def __call__(self) -> int:
         self.sampling.check()

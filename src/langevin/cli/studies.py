@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import tyro
 
-from langevin.cli.runs import WithSettings
+from langevin.cli.runs import WithSettings, read_temperatures
 from langevin.cli.tables import console_for, interval, table_of
 from langevin.errors import UsageError
 from langevin.settings import TrainConfig, check_count, read_seeds
@@ -64,6 +64,14 @@ class Compare(WithSettings):
     """The metric that the verdict is about; default: the task's."""
     test_tokens: int = 65_536
     """Test tokens that each run is scored on."""
+    judge: str = ""
+    """A causal language model that reads what every run writes: a folder, a run or a name on the Hub."""
+    samples: int = 1024
+    """Texts that the judge reads at each temperature."""
+    temperatures: str = ""
+    """At which they are written; default: 0.7,0.8,0.9,1.0."""
+    sampling: str = ""
+    """Settings of the samplers that have them: "steps=32, order=ancestral"."""
     workers: int | None = None
     """Processes; default: one a core, or as many as share a GPU. 0: this one."""
     on: Literal["local", "ray"] = "local"
@@ -87,6 +95,8 @@ class Compare(WithSettings):
             )
         options = {name: getattr(plan, name) for name in OPTIONS}
         options |= {"looks": ",".join(map(str, plan.looks)), "seeds": seeds_in_words(plan.seeds)}
+        options |= {"temperatures": ",".join(map(str, plan.temperatures))}
+        options |= {"sampling": ", ".join(f"{key}={value}" for key, value in plan.sampling.items())}
         return plan.parts[0].config, {**options, "arms": plan.parts[0].arms, "config": file}
 
     def __call__(self) -> int:
@@ -104,13 +114,26 @@ class Compare(WithSettings):
             )
         check_count("workers", self.workers, above=None)
         looks = tuple(_numbers(self.looks)) if self.looks else ()
+        own: dict[str, Any] = {}
+        if self.temperatures:
+            own["temperatures"] = read_temperatures(self.temperatures)
         seeds = tuple(read_seeds(self.seeds)) if self.seeds else ()
         from langevin.studies.compare import compare
-        from langevin.studies.plan import OPTIONS, Part, Plan
+        from langevin.studies.plan import (
+            OPTIONS,
+            Part,
+            Plan,
+            sampler_settings,
+            settings_in,
+            split_at_commas,
+        )
 
+        if self.sampling:
+            parts, known = split_at_commas(self.sampling), sampler_settings()
+            own["sampling"] = settings_in(parts, "setting of a sampler", known)
         options = {name: getattr(self, name) for name in OPTIONS if name != "looks"}
         part = Part(self.arms, {k: v for k, v in vars(settings).items() if k not in ("mixer", "seed")})
-        plan = Plan((part,), seeds, looks=looks, **options)
+        plan = Plan((part,), seeds, looks=looks, **options, **own)
         folder = self.out or default_folder(settings.data)
 
         def work() -> Any:

@@ -49,6 +49,37 @@ def interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{low:.4f} to {high:.4f}"
 
 
+def quality_table(rows: list[dict[str, Any]], task: Any) -> Table:
+    """Sets of texts beside each other: real ones, those of each temperature, and what lies between two of
+    these at the entropy of real text."""
+    from langevin.evaluation.quality import COSTS, DIVERSITY, QUALITY, REAL
+
+    places: list[dict[str, Any]] = [REAL]
+    places += [row["at"] for row in rows if row["metric"] == "judge_gap" and row["at"]] + [{}]
+    heads = ["real text", *(f"at {at['temperature']:g}" for at in places[1:-1]), "at real entropy"]
+    table = table_of("What it writes", "", *heads)
+    for title, names in (
+        ("quality", ("judge_nll", *QUALITY)),
+        ("diversity, not quality", DIVERSITY),
+        ("cost", COSTS),
+    ):
+        table.add_section()
+        table.add_row(f"[bold]{title}[/]")
+        for name in names:
+            metric = task.metric(name)
+            found = [r for at in places for r in [_at(rows, name, at)]]
+            shown = ["" if row is None else f"{row['value']:.{3 + (row['value'] < 1)}f}" for row in found]
+            table.add_row(f"{metric.label} ({metric.unit})" if metric.unit else metric.label, *shown)
+            if any(row is not None and row["low"] is not None for row in found) and name == "judge_gap":
+                ends = ["" if row is None else f"{row['low']:.2f} to {row['high']:.2f}" for row in found]
+                table.add_row("  95 % interval", *ends)
+    return table
+
+
+def _at(rows: list[dict[str, Any]], name: str, at: dict[str, Any]) -> dict[str, Any] | None:
+    return next((row for row in rows if row["metric"] == name and row["at"] == at), None)
+
+
 def check_folder(file: Path | None) -> None:
     """A file that is written at the end must have a place from the beginning."""
     if file is not None and not file.parent.is_dir():

@@ -1,5 +1,6 @@
 """The currency between evaluation, studies and reports: a number with its name, its kind and its place."""
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +15,18 @@ class Metric:
     label: str
     unit: str
     better: Literal["lower", "higher", "near zero", "neither"]
+
+    @property
+    def low_is_good(self) -> bool:
+        return self.better in ("lower", "near zero")
+
+    @property
+    def worst(self) -> float | None:
+        return None if self.better == "neither" else math.inf if self.low_is_good else -math.inf
+
+    def graded(self, value: float) -> float:
+        """What is compared: of what is good near zero, the distance from it."""
+        return abs(value) if self.better == "near zero" else value
 
 
 @dataclass(frozen=True)

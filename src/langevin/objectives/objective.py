@@ -100,6 +100,11 @@ class Objective:
         object.__setattr__(changed, "criterion", torch.compile(self.criterion, dynamic=False))
         return changed
 
+    def repaired(self, model: Any, tokens_BL: Tensor, sampling: Sampling) -> Tensor | None:
+        """Whole texts in which some tokens are wrong, after the sampler could open and write them anew;
+        None: it never opens what is committed."""
+        return None
+
     @classmethod
     def sampling(cls) -> type[Sampling]:
         """The options of its sampler, which `langevin generate` shows as flags."""

@@ -20,7 +20,7 @@ positions that are committed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -145,7 +145,8 @@ def generate(
             for row in whole:
                 i = first + row
                 new = writing.ids_BL[row, : end[row]].tolist()
-                texts[i] = ended(tokenizer, requests[i], canvases[i], new, ends, sampling)
+                text = ended(tokenizer, requests[i], canvases[i], new, ends, sampling)
+                texts[i] = replace(text, calls=writing.calls)
                 finished(i, texts[i])
             stepped(rows, int((writing.asked_BL & ~writing.open_BL).sum(-1).max()))
         if streamer is not None:

@@ -6,7 +6,7 @@ Nothing heavy is imported here: `--help` shows the options.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from langevin.errors import UsageError
@@ -32,6 +32,8 @@ class Text:
     text: str
     tokens: int
     ended: Ended
+    calls: int = field(default=0, compare=False)
+    """Of the network, since the batch it was written in began."""
 
 
 @dataclass(frozen=True)

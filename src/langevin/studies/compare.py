@@ -75,6 +75,7 @@ def compare(
     )
     about = data_facts(data[0].manifest, plan.parts[0].config.data)
     about |= {"weights": [_weights(part.config.init) for part in plan.parts]}
+    about |= {"judge": _weights(plan.judge)} if plan.judge else {}
     facts: dict[str, Any] = {"data": about, "commands": [command] if command else []}
     with Lock(folder):
         facts = settle(plan, folder, facts)
@@ -409,6 +410,7 @@ def _run_job(plan: Plan, config: Any, place: Path, label: str) -> Job:
         "threads": plan.threads,
         "test_tokens": plan.test_tokens,
         "along": plan.along,
+        "texts": plan.texts(config),
     }
     return Job(label, work.run, arguments, place / "done.json", _steps(config))
 

@@ -11,6 +11,7 @@ import hashlib
 import re
 import typing
 from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, Literal
 import yaml
 
 from langevin.errors import UsageError, unknown
+from langevin.evaluation.quality import TEMPERATURES, Wanted, usual
 from langevin.evaluation.rows import Metric
 from langevin.objectives import OBJECTIVES
 from langevin.runs.files import misfit, write_text
@@ -61,21 +63,14 @@ class Arm:
 
         A name that could be read as something else stands in double quotes.
         """
-        first, *others = _split(text)
+        first, *others = split_at_commas(text)
         named = NAMED.fullmatch(first)
         name, spec = (named["quoted"] or named["plain"] or "", named["spec"]) if named else (text, first)
         name, spec = name.strip().replace('"', "'"), spec.strip()
         if not name or not spec:
             raise UsageError(f"{text!r} is not an arm", "Write a mixer spec, or name=spec, setting=value.")
-        changes: dict[str, Any] = {"mixer": spec}
         known = [f.name for f in fields(TrainConfig) if f.name not in (*FIXED, "mixer")]
-        for part in others:
-            key, equals, value = (word.strip() for word in part.partition("="))
-            key = key.replace("-", "_")
-            if not equals or key not in known:
-                raise unknown(f"setting in the arm {text!r}", key, known)
-            changes[key] = _scalar(value)
-        return Arm(name, changes)
+        return Arm(name, {"mixer": spec, **settings_in(others, f"setting in the arm {text!r}", known)})
 
     @property
     def plain(self) -> str:
@@ -158,6 +153,13 @@ class Plan:
     along: bool = False
     """Measure the models on the way, too, for metrics at a matched loss."""
     test_tokens: int = 65_536
+    judge: str = ""
+    """A causal language model that reads texts of every run; default: none are written."""
+    samples: int = 1024
+    """Texts at each temperature, where there is a judge."""
+    temperatures: tuple[float, ...] = TEMPERATURES
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Settings of the samplers that have them, such as steps."""
     threads: int = 1
     """Threads of each run, fixed because sums of floats depend on it."""
     claims: tuple[Claim, ...] = ()
@@ -181,7 +183,10 @@ class Plan:
                 raise UsageError(f"{name}={getattr(self, name)} must be {least} or more")
         task = TASKS.parse(self.parts[0].config.task)
         put("primary", self.primary or task.primary)
+        if self.judge and not task.judged:
+            raise UsageError(f"the task {task.name} has no texts to judge", "Leave --judge out.")
         usual = task.reported or tuple(m.name for m in task.metrics if m.better != "neither")
+        usual += task.judged if self.judge else ()
         put("metrics", tuple(dict.fromkeys((self.primary, *(self.metrics or usual)))))
         for part in self.parts:
             self._check(part)
@@ -213,14 +218,22 @@ class Plan:
         for name in self.metrics:
             if name not in known:
                 raise unknown("metric", name, known)
-        if known[self.primary].better not in ("lower", "higher"):
+        if known[self.primary].better == "neither":
             raise UsageError(
                 f"{self.primary} is neither better high nor low, so no verdict can be about it",
                 f"Choose another --primary, such as {TASKS.parse(part.config.task).primary}.",
             )
         _check_arms(part.read_arms)
+        for name in {*self.metrics} & {*TASKS.parse(part.config.task).judged} if not self.judge else ():
+            raise UsageError(f"{name} is what a judge says of texts", "Give --judge.")
         for arm in part.read_arms:
             OBJECTIVES.parse(self.config(part, arm, 0).objective)
+        for name in self.sampling:
+            if name not in sampler_settings():
+                raise unknown("setting of a sampler", name, sampler_settings())
+        for wanted in (self.texts(self.config(part, arm, 0)) for arm in part.read_arms):
+            if wanted is not None:
+                wanted.check()
         names = [arm.name for arm in part.read_arms][1:]
         for claim in self.claims:
             for name in (claim.arm, claim.against or "*"):
@@ -261,6 +274,16 @@ class Plan:
         """The settings of one run."""
         return replace(part.config, **{**arm.changes, "seed": seed, **changes})
 
+    def texts(self, config: TrainConfig) -> Wanted | None:
+        """What a run writes for the judge."""
+        if not self.judge:
+            return None
+        sampling = usual(OBJECTIVES.parse(config.objective), config.context)
+        own = {name: value for name, value in self.sampling.items() if hasattr(sampling, name)}
+        for name, value in own.items():
+            check_type(f"sampling: {name}", value, typing.get_type_hints(type(sampling))[name])
+        return Wanted(self.samples, self.judge, replace(sampling, **own), self.temperatures)
+
     def learning_rates(self, part: Part, arm: Arm) -> list[float]:
         """The trials: lr · 2^k, k about 0; the given rate is one of them."""
         lr, first = self.config(part, arm, 0).lr, -((self.trials - 1) // 2)
@@ -279,7 +302,7 @@ class Plan:
 # The fields of a plan that are options of the command line as they stand.
 OPTIONS = (
     *("title", "metrics", "primary", "looks", "margin", "within", "tune", "trials", "trial_tokens"),
-    *("equalise", "equal_flops", "along", "test_tokens"),
+    *("equalise", "equal_flops", "along", "test_tokens", "judge", "samples"),
 )
 
 
@@ -330,7 +353,7 @@ def settle(plan: Plan, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
     before = begun(folder)
     now = {"plan": plan.as_dict(), **facts}
     if before is not None:
-        there = before["plan"]
+        there = made(Plan, before["plan"], str(folder / FILE)).as_dict()
         first = list(plan.seeds[: len(there["seeds"])])
         if set(there["seeds"]) < set(plan.seeds) and (first == there["seeds"] or not plan.looks):
             there = {**there, "seeds": list(plan.seeds)}
@@ -461,7 +484,25 @@ def seeds_in_words(seeds: tuple[int, ...]) -> str:
     return ",".join(map(str, seeds))
 
 
-def _split(text: str) -> list[str]:
+def settings_in(parts: Iterable[str], what: str, known: Collection[str]) -> dict[str, Any]:
+    """Of setting=value, each, by the names that are known."""
+    found = {}
+    for part in parts:
+        key, equals, value = (word.strip() for word in part.partition("="))
+        key = key.replace("-", "_")
+        if not equals or key not in known:
+            raise unknown(what, key, known)
+        found[key] = _scalar(value)
+    return found
+
+
+def sampler_settings() -> list[str]:
+    """What any objective's sampler can be told."""
+    kinds: list[Any] = list(OBJECTIVES.values())
+    return sorted({f.name for kind in kinds for f in fields(kind.sampling())})
+
+
+def split_at_commas(text: str) -> list[str]:
     """At the commas that stand in no brackets and no quotes."""
     parts, depth, quote = [""], 0, ""
     for character in text:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from langevin.errors import UsageError, unknown
+from langevin.evaluation.quality import TEMPERATURES
 from langevin.settings import TrainConfig, parse_yaml
 from langevin.studies import plan
 from langevin.studies.plan import Claim, Plan
@@ -70,6 +71,7 @@ class Scale:
     arms: tuple[str, ...] = ()
     """Instead of the recipe's own."""
     test_tokens: int = 65_536
+    samples: int = 1024
     trial_tokens: int | None = None
     benches: Benches | None = None
 
@@ -88,6 +90,9 @@ class Recipe:
     metrics: tuple[str, ...] = ()
     primary: str = "nll"
     along: bool = False
+    judge: str = ""
+    temperatures: tuple[float, ...] = TEMPERATURES
+    sampling: dict[str, Any] = field(default_factory=dict)
     margin: float | None = None
     tune: Literal["lr"] | None = None
     trials: int = 5
@@ -127,6 +132,10 @@ class Recipe:
             equal_flops=self.equal_flops,
             trial_tokens=chosen.trial_tokens,
             test_tokens=chosen.test_tokens,
+            judge=self.judge,
+            samples=chosen.samples,
+            temperatures=self.temperatures,
+            sampling=self.sampling,
             claims=tuple(claim for part in chosen.parts for claim in self._claims(part, chosen)),
             notes=self.differs,
         )

@@ -141,17 +141,17 @@ class ArmResult:
     def by_seed(self, metric: Metric) -> dict[int, float]:
         """Of the runs that ended; one that diverged is worse than any that did not."""
         found: dict[int, float] = {}
-        worst = {"lower": math.inf, "higher": -math.inf}.get(metric.better)
         for run in self.runs:
             row = run.row(metric.name)
-            value = worst if run.diverged(metric.name) else None if row is None else row.value
+            own = None if row is None else metric.graded(row.value)
+            value = metric.worst if run.diverged(metric.name) else own
             if run.ended and value is not None:
                 found[run.seed] = value
         return found
 
     def estimate(self, metric: Metric) -> Estimate | None:
         values = list(self.by_seed(metric).values())
-        positive = metric.better == "lower" and all(value > 0 for value in values)
+        positive = metric.low_is_good and all(value > 0 for value in values)
         return estimate(
             values, scale="log odds" if metric.unit == "fraction" else "log" if positive else "plain"
         )
@@ -349,8 +349,7 @@ def _at_matched_loss(metric: Metric, ours: RunResult, base: RunResult) -> float 
         return None
     lost = [run.status == "diverged" for run in (ours, base)]
     if any(lost):
-        worst = {"lower": math.inf, "higher": -math.inf}.get(metric.better)
-        other = base if lost[0] else ours
+        worst, other = metric.worst, base if lost[0] else ours
         known = other.best is not None and other.value_at(metric.name, other.best.loss) is not None
         if worst is None or not (known or metric.name == TO_MATCH):
             return None
@@ -362,7 +361,7 @@ def _at_matched_loss(metric: Metric, ours: RunResult, base: RunResult) -> float 
         a, b = ours.amount_to(loss), base.amount_to(loss)
         return math.log(a / b) if a and b else None
     a, b = ours.value_at(metric.name, loss), base.value_at(metric.name, loss)
-    return None if a is None or b is None else a - b
+    return None if a is None or b is None else metric.graded(a) - metric.graded(b)
 
 
 def _log_ratios(part: PartResult, arm: str, metric: Metric) -> dict[int, float]:
@@ -477,7 +476,7 @@ def _state(results: Results, key: Key, judged: _Judgement, lower: bool, hypothes
             return "not proven"
         if not primary or "diagnostic" in kinds:
             return "lower" if lower else "higher"
-        good = lower == (results.primary.better == "lower")
+        good = lower == results.primary.low_is_good
         lost = any(run.diverged(key.metric) for run in ours.runs if run.seed in judged.pairs)
         return "worse" if not good else "not confirmed" if lost else "better"
     if len(judged.pairs) < least_seeds(hypotheses):

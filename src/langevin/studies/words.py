@@ -320,7 +320,7 @@ def _no_worse(plan: Plan, results: Results, claim: Claim) -> str:
         if found is None or found.low is None or found.high is None or mean is None or found.n < plan.least:
             return "not seen"
         limit = (claim.size or 0.0) * (abs(mean) if claim.relative else 1)
-        sign = 1 if results.metric(key.metric).better == "lower" else -1
+        sign = 1 if results.metric(key.metric).low_is_good else -1
         low, high = sorted((sign * found.low, sign * found.high))
         sides.add("seen" if high <= limit else "opposite" if low > limit else "not seen")
     return sides.pop() if len(sides) == 1 else "not seen"

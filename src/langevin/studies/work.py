@@ -35,9 +35,11 @@ STILL = 1e-9  # a learning rate at which no arm diverges while it is timed
 ROUNDS, SECONDS = 7, 0.2  # of timing: how often, and how long an arm's turn is
 
 
-def run(config: TrainConfig, folder: Path, threads: int, test_tokens: int, along: bool) -> dict[str, Any]:
+def run(
+    config: TrainConfig, folder: Path, threads: int, test_tokens: int, along: bool, texts: Any = None
+) -> dict[str, Any]:
     """Train a run, or go on with it, and measure it: the record of a RunResult. along: the models on the
-    way are measured as well, and not kept."""
+    way are measured as well, and not kept. texts: what it writes for a judge (`quality.Wanted`)."""
     trouble = _train(replace(config, keep_evaluated=along), folder, threads)
     found = load(folder) if trouble is None else Run(folder, config)  # which may hold no model yet
     curve = curve_of(found)
@@ -46,7 +48,7 @@ def run(config: TrainConfig, folder: Path, threads: int, test_tokens: int, along
         return asdict(replace(record, status="diverged", error=trouble))
     device, data = pick_device(config.device), found.task.prepare(found.config)
     try:
-        rows, details = measured(found, data, device, test_tokens)
+        rows, details = measured(found, data, device, test_tokens, texts=texts)
     except Diverged as error:
         return asdict(replace(record, status="diverged", error=one_line(error)))
     for point in curve if along else ():
@@ -83,11 +85,17 @@ def _train(config: TrainConfig, folder: Path, threads: int) -> str | None:
 
 
 def measured(
-    found: Any, data: Any, device: str, test_tokens: int | None, evaluation: dict[str, Any] | None = None
+    found: Any,
+    data: Any,
+    device: str,
+    test_tokens: int | None,
+    evaluation: dict[str, Any] | None = None,
+    texts: Any = None,
 ) -> tuple[list[Row], dict[str, Any]]:
     """What the task measures of a trained run on test, unless it is known, and details that pages show."""
     if evaluation is None:
         options = {"device": device, "limit": test_tokens, **_quick(found)}
+        options |= {} if texts is None else {"texts": texts}
         evaluation, _ = evaluate(found, "test", data=data, **options)
     reliability = [
         {**row, "accuracy": None if row["accuracy"] is None else row["accuracy"]["value"]}
@@ -99,7 +107,7 @@ def measured(
         if row.get("channel") is None
     ]
     details = {"reliability": reliability, "learned": learned, "sample": sample(found, data, device)}
-    details |= {"examples": evaluation.get("examples", ())}
+    details |= {"examples": evaluation.get("examples", ()), "quality": evaluation.get("quality")}
     return [Row(**row) for row in evaluation["rows"]], {k: v for k, v in details.items() if v}
 
 

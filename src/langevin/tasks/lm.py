@@ -38,9 +38,22 @@ class LanguageModelling(Task):
         Metric("left_to_right_nll", "loss, written left to right", "nats/token", "lower"),
         Metric("true_nll", "loss of the true distribution", "nats/token", "neither"),
         Metric("ece_floor", "mean ECE of a calibrated model", "fraction", "neither"),
+        Metric("judge_gap", "judge gap to real text", "nats/token", "near zero"),
+        Metric("mauve", "MAUVE", "", "higher"),
+        Metric("infill_accuracy", "tokens restored in gaps", "fraction", "higher"),
+        Metric("corruption_recovery", "wrong tokens repaired", "fraction", "higher"),
+        Metric("judge_nll", "judge loss", "nats/token", "neither"),
+        Metric("unigram_entropy", "unigram entropy of a text", "nats", "neither"),
+        *(Metric(f"distinct_{n}", f"distinct-{n}", "fraction", "neither") for n in (1, 2, 3, 4)),
+        *(Metric(f"repetition_{n}", f"repetition-{n}", "fraction", "neither") for n in (2, 4, 8)),
+        Metric("duplicates", "duplicate texts", "fraction", "neither"),
+        Metric("memorised_20", "20-grams of the training text", "fraction", "neither"),
+        Metric("ms_per_text", "time of a text alone", "ms", "lower"),
+        Metric("calls_per_text", "network calls of a text", "", "lower"),
     )
     primary = "nll"
     reported = ("nll", "perplexity", "bits_per_character", "accuracy", "ece", "scaled_ece", "brier")
+    judged = ("judge_gap", "mauve", "infill_accuracy", "repetition_4", "distinct_4")
 
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
         if self.mask_documents and not _objective(config).causal:
@@ -102,12 +115,15 @@ class LanguageModelling(Task):
         attention: bool = True,
         masks: int = MASKS,
         left_to_right: int = 0,
+        texts: Any = None,
+        told: Callable[[str, int, int | None], None] = lambda what, done, total: None,
     ) -> tuple[list[Row], dict[str, Any]]:
         """Each token is scored once: by documents where these are kept apart, else in windows of the
         training context that start `stride` tokens apart (default: half the context). Intervals come from
         resampling documents or windows. attention: whether to measure the weights. Where the likelihood is
         known by a bound, that is the mean over `masks` masks of each window, and left_to_right says how
-        many windows are also scored exactly, token by token."""
+        many windows are also scored exactly, token by token. texts: which are to be written and judged
+        (`quality.Wanted`), of which told hears."""
         import torch
 
         from langevin.evaluation.attention import learned_scalars
@@ -138,6 +154,13 @@ class LanguageModelling(Task):
             "by documents": apart,
             "learned": [asdict(row) for row in learned_scalars(model)],
         }
+        judged: list[Row] = []
+        if texts is not None:
+            from langevin.evaluation import quality
+
+            judging: dict[str, Any] = {"device": device, "resamples": resamples, "told": told}
+            judged, details["quality"] = quality.measure(run, corpus, split, texts, **judging)
+            told("scoring", 0, None)
         # In a stream the first token is context; the first of a document follows its separator.
         characters, utf8_bytes = corpus.text_size(split, 0 if apart else 1, limit)
         sizes = {"characters": characters, "utf8_bytes": utf8_bytes, "resamples": resamples}
@@ -149,7 +172,7 @@ class LanguageModelling(Task):
             rows, more = _bound(run.objective, model, windows(split), device, sizes, **options)
         true = corpus.true_nats_per_token(split)
         rows += [] if true is None else [Row("true_nll", true, "exact")]
-        return rows, {**details, **more}
+        return [*rows, *judged], {**details, **more}
 
 
 def _objective(config: TrainConfig) -> Any:

@@ -31,6 +31,8 @@ class Task:
     unit: ClassVar[str] = "tokens"  # of budgets
     reported: ClassVar[tuple[str, ...]] = ()  # what comparisons show; default: all that are better one way
 
+    judged: ClassVar[tuple[str, ...]] = ()  # what a judge adds to that; (): its models write no texts
+
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
         """The data of a run (see `Data`)."""
         raise NotImplementedError(f"{type(self).__name__} must say what its data are")

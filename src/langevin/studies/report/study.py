@@ -224,7 +224,7 @@ def _state(results: Results, contrast: Contrast) -> Cell:
 
 
 def _unit(metric: Metric) -> str:
-    good = f"{metric.better} is good" if metric.better in ("lower", "higher") else ""
+    good = f"{metric.better} is good" if metric.better != "neither" else ""
     return ", ".join(part for part in (metric.unit, good) if part)
 
 

@@ -1,0 +1,489 @@
+"""What the texts are worth that a run writes, beside as many real ones that it was not trained on.
+
+The run's own sampler writes them from nothing, at several temperatures; a judge, any causal language model,
+reads them and the real ones alike (`langevin.evaluation.judge`).
+
+    judge gap        nats a judge token, samples less real; compared at the entropy of real text, because a
+                     judge likes dull texts, and any sampler is duller when it is colder
+    entropy          -Σ_v p_v ln p_v, p the shares of tokens among the first `width` of a text; the mean
+                     over the texts that have so many; width: nine in ten real texts do
+    distinct-n       different n-grams / n-grams, of so many tokens as half of the real texts hold
+    repetition-n     n-grams that stood in the same text before / n-grams
+    duplicates       texts that came before / texts
+    memorised        20-grams that stand in the training text / 20-grams
+    MAUVE            see `frontier_area`, with that of real against other real text as its ceiling
+
+Tokens are the run's own, texts are resampled for intervals, and a number at the entropy of real text lies
+on the line between the two temperatures around it. QUALITY holds against samplers that are made to cheat
+(words at random, bigrams, real phrases over and over); DIVERSITY does not, and is not quality.
+
+N texts, K columns of sums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from langevin.data import Corpus
+from langevin.data.tokenizers import encoder
+from langevin.errors import UsageError, WorkError
+from langevin.evaluation.judge import Judge, Judged, frontier_area
+from langevin.evaluation.likelihood import Estimate, bootstrap
+from langevin.evaluation.rows import Row
+from langevin.runs import files
+from langevin.sampling.text import Request, Sampling, Text
+
+Told = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much
+Tokens = NDArray[np.int64]
+Array = NDArray[np.float64]
+
+QUALITY = ("judge_gap", "mauve")
+ABILITY = ("infill_accuracy", "corruption_recovery")
+DIVERSITY = (
+    *("unigram_entropy", "distinct_1", "distinct_2", "distinct_3", "distinct_4"),
+    *("repetition_2", "repetition_4", "repetition_8", "duplicates", "memorised_20"),
+)
+COSTS = ("ms_per_text", "calls_per_text")
+REPEATED, MEMORISED, DISTINCT = (2, 4, 8), 20, (1, 2, 3, 4)
+RATIOS = ("judge_nll", *(name for name in DIVERSITY if not name.startswith("distinct")))
+ENTROPY = RATIOS.index("unigram_entropy")
+TEMPERATURES = (0.7, 0.8, 0.9, 1.0)
+TIMED = 3  # texts, after one that is not
+SHORT = 0.1  # of the real texts have fewer tokens than the width
+INFILLED, GAPS = 256, (0.1, 0.3, 0.5)  # texts, and the share of each that is taken from its middle
+CORRUPTED = 0.1
+CHUNK = 1 << 22  # training tokens at a time
+REAL = {"text": "real"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How many texts, written how, and who judges them."""
+
+    samples: int
+    judge: str
+    sampling: Sampling
+    temperatures: tuple[float, ...] = TEMPERATURES
+
+    def at(self, temperature: float) -> Sampling:
+        return replace(self.sampling, temperature=temperature)
+
+    def check(self) -> None:
+        if self.samples < 2:
+            raise UsageError(f"samples={self.samples} must be 2 or more")
+        if not self.temperatures or sorted(set(self.temperatures)) != list(self.temperatures):
+            raise UsageError(
+                f"temperatures {list(self.temperatures)} must grow", "Write --temperatures 0.7,0.8,0.9,1.0."
+            )
+        if getattr(self.sampling, "infill", ()):
+            raise UsageError("texts that are judged are written from nothing", "Leave --infill out.")
+        for temperature in self.temperatures:
+            self.at(temperature).check()
+
+
+def usual(objective: Any, context: int) -> Sampling:
+    """The sampler's own settings, with room for a text as long as the context."""
+    own: type[Sampling] = objective.sampling()
+    return own(tokens=max(1, context - 1)) if own().tokens else own()
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """A set of texts, where its rows stand, and what is known of them."""
+
+    at: dict[str, Any]
+    texts: list[str]
+    tokens: list[Tokens]
+    judged: Judged
+    costs: dict[str, float]
+
+
+def measure(
+    run: Any,
+    corpus: Corpus,
+    split: str,
+    wanted: Wanted,
+    *,
+    device: str,
+    resamples: int = 1000,
+    told: Told = lambda what, done, total: None,
+) -> tuple[list[Row], dict[str, Any]]:
+    """Rows of every set of texts, at {"temperature": t} or {"text": "real"}, and those at the entropy of
+    real text, which stand nowhere in particular; and what else is to be said."""
+    wanted.check()
+    run.objective.sampler()  # which may refuse
+    judge = Judge.read(wanted.judge, device)
+    other = "valid" if split == "test" else "test"
+    longest = wanted.sampling.tokens or run.config.context - 1
+    real = real_texts(corpus, split, wanted.samples, longest)
+    others = real_texts(corpus, other, wanted.samples, longest, fewer=True)
+    run.model.to(device)
+    encode = encoder(run.tokenizer)
+
+    def read(at: dict[str, Any], texts: list[str], costs: dict[str, float]) -> Texts:
+        seen = 0
+
+        def judged(count: int) -> None:
+            nonlocal seen
+            seen += count
+            told(f"judging {_name(at)}", seen, len(texts))
+
+        return Texts(
+            at, texts, [ids for ids, _ in encode(texts, False)], judge.judged(texts, judged), costs
+        )
+
+    sets = [read(REAL, real, {})]
+    for temperature in wanted.temperatures:
+        texts, costs = written(run, wanted.at(temperature), wanted.samples, device, told)
+        sets.append(read({"temperature": temperature}, texts, costs))
+    ceiling = frontier_area(judge.judged(others).features_ND, sets[0].judged.features_ND)
+    rows, details = compared(sets, corpus.tokens("train"), ceiling, resamples)
+    told("filling gaps", 0, len(GAPS))
+    width = details["width"]
+    more, how = infilled(run, sets[0].tokens, width, wanted.sampling, device, told)
+    repaired = recovery(run, sets[0].tokens, width, wanted.sampling, device)
+    details |= {"judge": wanted.judge, "judge_sha256": judge.sha256, "samples": wanted.samples}
+    details |= {"sampling": asdict(wanted.sampling), "infill": how, "recovery": repaired[1]}
+    return [*rows, *more, repaired[0]], details
+
+
+def compared(
+    sets: list[Texts], train: NDArray[Any], ceiling: float, resamples: int = 1000
+) -> tuple[list[Row], dict[str, Any]]:
+    """The rows of sets of equally many texts, the real ones first, the others by temperature."""
+    real, *samples = sets
+    width = max(1, int(np.percentile([len(ids) for ids in real.tokens], 100 * SHORT)))
+    amount = max(1, sum(map(len, real.tokens)) // 2)
+    memorised = in_training(train, [ids for one in sets for ids in one.tokens])
+    N = len(real.texts)
+    sums = [_sums(one, memorised[i * N : (i + 1) * N], width) for i, one in enumerate(sets)]
+    plain = [
+        {
+            "mauve": frontier_area(one.judged.features_ND, real.judged.features_ND) if i else ceiling,
+            **{f"distinct_{n}": distinct(one.tokens, n, amount) for n in DISTINCT},
+        }
+        for i, one in enumerate(sets)
+    ]
+    columns = np.concatenate(sums, 1)
+
+    def ratios(totals: Array) -> Array:
+        """(..., sets, RATIOS)"""
+        parts = totals.reshape(*totals.shape[:-1], len(sets), len(RATIOS), 2)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(parts[..., 0] / parts[..., 1])
+
+    entropy = ratios(columns.sum(0))[:, ENTROPY]
+    pair = _around(entropy)
+
+    def every(totals: Array) -> Array:
+        found = ratios(totals)
+        parts = [found.reshape(*totals.shape[:-1], -1), found[..., 1:, 0] - found[..., :1, 0]]
+        if pair is not None:
+            low, high = found[..., pair, :], found[..., pair + 1, :]
+            matched = low + _share(found[..., ENTROPY], pair)[..., None] * (high - low)
+            matched[..., 0] -= found[..., 0, 0]
+            parts.append(matched)
+        return np.concatenate(parts, -1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a set in which no text is as long as the width
+        found = iter(bootstrap(columns, every, resamples=resamples, seed=0))
+    rows = [_row(name, next(found), own.at, N) for own in sets for name in RATIOS]
+    rows += [_row("judge_gap", next(found), own.at, N) for own in samples]
+    for own, values in zip(sets, plain, strict=True):
+        rows += [Row(name, value, _kind(name), own.at, n=N) for name, value in values.items()]
+        rows += [Row(name, value, "cost", own.at) for name, value in own.costs.items()]
+    details: dict[str, Any] = {"width": width, "matched": None, "said": _apart(entropy)}
+    if pair is not None:
+        rows += [_row(name, next(found), {}, N) for name in ("judge_gap", *RATIOS[1:])]
+        share, a, b = float(_share(entropy, pair)), plain[pair], plain[pair + 1]
+        rows += [Row(name, a[name] + share * (b[name] - a[name]), _kind(name), n=N) for name in a]
+        cold, warm = (own.at["temperature"] for own in sets[pair : pair + 2])
+        details["matched"] = cold + share * (warm - cold)
+        details["said"] = (
+            f"At the entropy of real text, {entropy[0]:.3f} nats, a temperature of "
+            f"{details['matched']:.3f}: on the line from {cold:g} to {warm:g}."
+        )
+    return [row for row in rows if math.isfinite(row.value)], details
+
+
+def rows_of_sets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the rows of an evaluation, those that sets of texts have beside each other."""
+    names = ("judge_nll", *QUALITY, *DIVERSITY, *COSTS)
+    return [row for row in rows if row["metric"] in names]
+
+
+def _around(entropy: Array) -> int | None:
+    """The first of two neighbours between whose entropies that of real text lies, which comes first."""
+    side = np.sign(entropy[1:] - entropy[0])
+    found = np.flatnonzero((side[:-1] * side[1:] <= 0) & (entropy[1:-1] != entropy[2:]))
+    return int(found[0]) + 1 if len(found) else None
+
+
+def _share(entropy: Array, pair: int) -> Array:
+    """How far from one of the pair to the other the entropy of real text is."""
+    low, high = entropy[..., pair], entropy[..., pair + 1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((entropy[..., 0] - low) / (high - low))
+
+
+def _apart(entropy: Array) -> str:
+    """Why there is nothing at the entropy of real text."""
+    found = ", ".join(f"{x:.3f}" for x in entropy[1:])
+    above = bool(np.nanmin(entropy[1:], initial=math.inf) > entropy[0])
+    return (
+        f"No two neighbouring temperatures lie around the entropy of real text, {entropy[0]:.3f} nats ("
+        f"they have {found}): none is comparable. Try {'lower' if above else 'higher'} --temperatures."
+    )
+
+
+def _row(name: str, estimate: Estimate, at: dict[str, Any], n: int) -> Row:
+    low, high = estimate.low, estimate.high
+    se = None if low is None or high is None else (high - low) / 3.92
+    return Row(name, estimate.value, _kind(name), at, se, n, low, high)
+
+
+def _kind(name: str) -> Any:
+    return "exact" if name in (*QUALITY, *ABILITY) else "diagnostic"
+
+
+def _name(at: dict[str, Any]) -> str:
+    return "real texts" if at == REAL else f"texts at temperature {at['temperature']:g}"
+
+
+def _sums(one: Texts, memorised: Array, width: int) -> Array:
+    """(N, 2 · RATIOS): what each text adds above and below the line of each ratio."""
+    before: set[str] = set()
+    rows = []
+    for i, (text, ids) in enumerate(zip(one.texts, one.tokens, strict=True)):
+        whole = len(ids) >= width
+        row = [one.judged.nll[i], one.judged.tokens[i], entropy_of(ids[:width]) if whole else 0.0, whole]
+        for n in REPEATED:
+            grams = ngrams(ids, n)
+            row += [len(grams) - len(np.unique(grams)), len(grams)]
+        rows.append([*row, text in before, 1, memorised[i], max(0, len(ids) - MEMORISED + 1)])
+        before.add(text)
+    return np.array(rows, np.float64)
+
+
+def entropy_of(ids: Tokens) -> float:
+    """Of the shares of tokens, in nats."""
+    p = np.unique(ids, return_counts=True)[1] / max(1, len(ids))
+    return float(-(p * np.log(p)).sum())
+
+
+def distinct(tokens: list[Tokens], n: int, amount: int) -> float:
+    """Different n-grams among the n-grams of the first so many tokens."""
+    grams = np.concatenate([ngrams(ids, n) for ids in tokens])[:amount]
+    return len(np.unique(grams)) / max(1, len(grams))
+
+
+def ngrams(ids: NDArray[Any], n: int) -> NDArray[np.uint64]:
+    """Σ_j t_j m_j modulo 2⁶⁴ of every n neighbours, m fixed odd numbers: equal for equal n-grams, and for
+    others next to never."""
+    count = max(0, len(ids) - n + 1)
+    factors = np.random.default_rng(n).integers(0, 2**63, n, np.uint64) * np.uint64(2) + np.uint64(1)
+    ids, total = ids.astype(np.uint64) + np.uint64(1), np.zeros(count, np.uint64)
+    for j, factor in enumerate(factors):
+        total += ids[j : j + count] * factor
+    return total
+
+
+def in_training(train: NDArray[Any], texts: list[Tokens]) -> Array:
+    """How many 20-grams of each text stand in the training text, which is read in parts."""
+    own = [ngrams(ids, MEMORISED) for ids in texts]
+    asked = np.unique(np.concatenate(own))
+    known = np.zeros(len(asked), bool)
+    for at in range(0, len(train) if len(asked) else 0, CHUNK):
+        grams = ngrams(train[at : at + CHUNK + MEMORISED - 1], MEMORISED)
+        place = np.minimum(np.searchsorted(asked, grams), len(asked) - 1)
+        known[place[asked[place] == grams]] = True
+    return np.array([known[np.searchsorted(asked, grams)].sum() for grams in own], np.float64)
+
+
+def real_texts(corpus: Corpus, split: str, count: int, longest: int, fewer: bool = False) -> list[str]:
+    """The first documents of a split, or the first pieces of a text without, of so many tokens at most;
+    fewer: as many as there are, where these are too few."""
+    stream, starts = corpus.tokens(split), corpus.documents(split)
+    bounds = [*starts[: count + 1].tolist(), len(stream)]
+    if not corpus.has_documents:
+        bounds = list(range(0, len(stream) + 1, longest))
+    pieces = list(pairwise(bounds))[:count]
+    if len(pieces) < (2 if fewer else count):
+        raise UsageError(
+            f"{split} holds {len(pieces)} texts to compare with, and --samples asks for {count}",
+            f"Ask for {len(pieces)} or fewer." if len(pieces) > 1 else "Use data with more held-out text.",
+        )
+    texts = [stream[a:b] for a, b in pieces]
+    if corpus.has_documents:
+        texts = [ids[ids != corpus.separator] for ids in texts]
+    return [corpus.tokenizer.decode(ids[:longest], skip_special_tokens=True) for ids in texts]
+
+
+def written(
+    run: Any, sampling: Sampling, count: int, device: str, told: Told
+) -> tuple[list[str], dict[str, float]]:
+    """Texts of the seeds 0 .. count - 1 from nothing, and what one costs alone. They are kept in the run
+    folder as they come, and not written again for the same weights and settings."""
+    about = {"model": run.model_sha256, "objective": run.config.objective, **asdict(sampling)}
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    place = run.path / "evaluated" / f"samples-{key}.jsonl"
+    known = {text["seed"]: text["text"] for text in _kept(place)}
+    what = _name({"temperature": sampling.temperature})
+    missing = [seed for seed in range(count) if seed not in known]
+
+    def finished(index: int, text: Text) -> None:
+        known[text.seed] = text.text
+        _keep(lambda: files.append_json(place, asdict(text)))
+        told(f"writing {what}", sum(seed in known for seed in range(count)), count)
+
+    told(f"writing {what}", count - len(missing), count)
+    _write(run, sampling, [Request("", seed) for seed in missing], device, _at_once(device), finished)
+    beside = place.with_suffix(".json")
+    costs = files.read_json(beside, {"costs": {str: float}}, "Delete it.", optional=True)
+    if costs is None:
+        costs = {**about, "costs": _timed(run, sampling, device)}
+        _keep(lambda: files.write_json(beside, costs))
+    return [known[seed] for seed in range(count)], costs["costs"]
+
+
+def _at_once(device: str) -> int:
+    return 32 if device == "cpu" else 256
+
+
+def _keep(write: Callable[[], None]) -> None:
+    """Where the folder cannot be written to, a warning says so."""
+    try:
+        write()
+    except WorkError as error:
+        warnings.warn(error.cause, stacklevel=2)
+
+
+def _kept(place: Path) -> Iterable[dict[str, Any]]:
+    """The texts that were written before; a torn line, which a process left that was killed, is not one."""
+    for line in place.read_bytes().split(b"\n") if place.is_file() else ():
+        try:
+            text = json.loads(line)
+        except ValueError:
+            continue
+        if files.misfit(text, {"seed": int, "text": str}) is None:
+            yield text
+
+
+def _write(
+    run: Any,
+    sampling: Sampling,
+    requests: list[Request],
+    device: str,
+    batch: int,
+    finished: Callable[[int, Text], None] = lambda index, text: None,
+) -> list[Text]:
+    """By the run's sampler; on a GPU in the precision that it was trained with."""
+    half = device != "cpu" and run.config.precision == "bf16"
+    with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=half):
+        texts: list[Text] = run.objective.sampler()(
+            run.model,
+            run.tokenizer,
+            requests,
+            sampling,
+            data=run.environment["data"],
+            context=run.config.context,
+            batch=batch,
+            finished=finished,
+        )
+    return texts
+
+
+def _timed(run: Any, sampling: Sampling, device: str) -> dict[str, float]:
+    """Milliseconds of a text that is written alone, the median, and calls of the network, the mean."""
+    times, calls = [], []
+    for seed in range(1 + TIMED):
+        begin = time.perf_counter()
+        (text,) = _write(run, sampling, [Request("", seed)], device, 1)
+        times.append(1000 * (time.perf_counter() - begin))
+        calls.append(text.calls)
+    return {"ms_per_text": statistics.median(times[1:]), "calls_per_text": statistics.mean(calls[1:])}
+
+
+def infilled(
+    run: Any, real: list[Tokens], width: int, sampling: Sampling, device: str, told: Told
+) -> tuple[list[Row], str]:
+    """How many tokens of real texts come back when their middle is taken away, always with the likeliest
+    token; and how that was asked. A sampler that fills no gaps sees what is before them alone."""
+    fills = "infill" in {f.name for f in fields(sampling)}
+    decode, encode = run.tokenizer.decode, encoder(run.tokenizer)
+    rows, every = [], np.zeros((0, 2))
+    for at, gap in enumerate(GAPS):
+        told("filling gaps", at, len(GAPS))
+        tokens = max(1, round(gap * width))
+        first = (width - tokens) // 2
+        asked = []
+        for ids in (ids[:width] for ids in real if len(ids) >= width):
+            before, after = decode(ids[:first]), decode(ids[first + tokens :])
+            again = [found.tolist() for found, _ in encode([before, after], False)]
+            same = again == [ids[:first].tolist(), ids[first + tokens :].tolist()]
+            if (
+                same
+                and before.strip()
+                and after.strip()
+                and before == before.rstrip()
+                and "_" not in before + after
+            ):
+                asked.append((before, after, ids[first : first + tokens]))
+        asked = asked[:INFILLED]
+        if not asked:
+            continue
+        own = replace(sampling, temperature=0.0, tokens=tokens)
+        texts = [f"{before}___{after}" if fills else before for before, after, _ in asked]
+        own = replace(own, infill=tuple(texts)) if fills else own  # type: ignore[call-arg]
+        found = _write(run, own, [Request(text) for text in texts], device, _at_once(device))
+        middles = [
+            text.text[len(before) : len(text.text) - len(after) * fills]
+            for text, (before, after, _) in zip(found, asked, strict=True)
+        ]
+        right = []
+        for (ids, _), (_, _, true) in zip(encode(middles, False), asked, strict=True):
+            shared = min(len(ids), len(true))
+            right.append((int((ids[:shared] == true[:shared]).sum()), len(true)))
+        every = np.concatenate([every, np.array(right, np.float64)])
+        rows.append(_accuracy(np.array(right, np.float64), {"gap": gap}))
+    rows += [_accuracy(every, {})] if rows else []
+    how = "the text on both sides was given" if fills else "only the text before the gap was given"
+    return rows, how if rows else "no real text can be cut into tokens and put together again"
+
+
+def _accuracy(right: Array, at: dict[str, Any]) -> Row:
+    (found,) = bootstrap(right, lambda sums: sums[..., :1] / sums[..., 1:], resamples=1000, seed=0)
+    return _row("infill_accuracy", found, at, len(right))
+
+
+def recovery(run: Any, real: list[Tokens], width: int, sampling: Sampling, device: str) -> tuple[Row, str]:
+    """Of real texts in which a tenth of the tokens was replaced by random ones: the share of these that
+    the sampler puts right again. One that never opens what is committed repairs nothing."""
+    draw = np.random.default_rng(0)
+    true = np.stack([ids[:width] for ids in real if len(ids) >= width][:INFILLED])
+    wrong = draw.random(true.shape) < CORRUPTED
+    others = draw.choice(np.concatenate(real), true.shape)
+    wrong &= others != true
+    canvas = torch.from_numpy(np.where(wrong, others, true)).to(device)
+    repaired = run.objective.repaired(run.model, canvas, sampling)
+    if repaired is None:
+        return Row("corruption_recovery", 0.0, "exact"), "what is committed stays: nothing is repaired"
+    right = (repaired.cpu().numpy() == true) & wrong
+    counts = np.stack([right.sum(1), wrong.sum(1)], 1).astype(np.float64)
+    (found,) = bootstrap(counts, lambda sums: sums[..., :1] / sums[..., 1:], resamples=1000, seed=0)
+    return _row("corruption_recovery", found, {}, len(counts)), "by the sampler, with remasking"
