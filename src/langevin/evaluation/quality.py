@@ -460,15 +460,16 @@ def infilled(
             shared = min(len(ids), len(true))
             right.append((int((ids[:shared] == true[:shared]).sum()), len(true)))
         every = np.concatenate([every, np.array(right, np.float64)])
-        rows.append(_accuracy(np.array(right, np.float64), {"gap": gap}))
-    rows += [_accuracy(every, {})] if rows else []
+        rows.append(_ratio("infill_accuracy", np.array(right, np.float64), {"gap": gap}))
+    rows += [_ratio("infill_accuracy", every, {})] if rows else []
     how = "the text on both sides was given" if fills else "only the text before the gap was given"
     return rows, how if rows else "no real text can be cut into tokens and put together again"
 
 
-def _accuracy(right: Array, at: dict[str, Any]) -> Row:
-    (found,) = bootstrap(right, lambda sums: sums[..., :1] / sums[..., 1:], resamples=1000, seed=0)
-    return _row("infill_accuracy", found, at, len(right))
+def _ratio(name: str, counts: Array, at: dict[str, Any]) -> Row:
+    """Of texts with so many right, of so many."""
+    (found,) = bootstrap(counts, lambda sums: sums[..., :1] / sums[..., 1:], resamples=1000, seed=0)
+    return _row(name, found, at, len(counts))
 
 
 def recovery(run: Any, real: list[Tokens], width: int, sampling: Sampling, device: str) -> tuple[Row, str]:
@@ -485,5 +486,4 @@ def recovery(run: Any, real: list[Tokens], width: int, sampling: Sampling, devic
         return Row("corruption_recovery", 0.0, "exact"), "what is committed stays: nothing is repaired"
     right = (repaired.cpu().numpy() == true) & wrong
     counts = np.stack([right.sum(1), wrong.sum(1)], 1).astype(np.float64)
-    (found,) = bootstrap(counts, lambda sums: sums[..., :1] / sums[..., 1:], resamples=1000, seed=0)
-    return _row("corruption_recovery", found, {}, len(counts)), "by the sampler, with remasking"
+    return _ratio("corruption_recovery", counts, {}), "by the sampler, with remasking"
