@@ -317,8 +317,18 @@ def test_recovery_is_the_share_of_wrong_tokens_that_come_right() -> None:
         return repaired
 
     run: Any = SimpleNamespace(model=None, objective=SimpleNamespace(repaired=half))
-    row, _ = quality.recovery(run, list(true), 500, None, "cpu")  # type: ignore[arg-type]
+    (row,), _ = quality.recovery(run, list(true), 500, None, "cpu")  # type: ignore[arg-type]
     assert row.value == pytest.approx(0.5, abs=0.12)
+
+
+def test_recovery_is_zero_by_design_only_where_nothing_is_opened_again(masked: Run) -> None:
+    tokens = [np.arange(20)]
+    plain = quality.usual(masked.objective, CONTEXT)
+    (row,), said = quality.recovery(masked, tokens, 20, plain, "cpu")
+    assert (row.value, said) == (0.0, "what is committed stays: nothing is repaired")
+    rows, said = quality.recovery(masked, tokens, 20, replace(plain, remask="cap"), "cpu")  # type: ignore[call-arg]
+    assert not rows
+    assert said.startswith("not measured")
 
 
 def encoder_in(folder: Path, kind: Any) -> str:

@@ -11,16 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from enumerable import L, entropy, markov
+from enumerable import BlockDenoiser, L, entropy, markov
 from langevin import cli
 from langevin.data.feed import chunks
+from langevin.environment import can_compile
 from langevin.errors import UsageError
 from langevin.evaluation.bounds import bounded, left_to_right
 from langevin.mixers import MIXERS
 from langevin.models.backbone import LangevinForMaskedLM
 from langevin.models.config import LangevinConfig
 from langevin.objectives import generator_of
-from langevin.objectives.masked import LEAST_TIME, Masked
+from langevin.objectives.masked import LEAST_TIME, Masked, two_parts
 from langevin.runs import train
 from langevin.studies import work
 from langevin.training import loop
@@ -82,6 +83,94 @@ def test_with_the_exact_denoiser_the_bound_is_the_entropy(schedule: str, trainin
     mean, error = torch.tensor(excess).mean(), torch.tensor(excess).std() / math.sqrt(len(excess))
     assert abs(float(mean)) < 3 * float(error) + LEAST_TIME * L
     assert float(error) < 0.03 * entropy(model.p)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, L])
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+def test_the_bound_of_blocks_is_the_entropy_too(block: int, training: bool) -> None:
+    """Blocks of one token have no masks to draw, and no error."""
+    model, objective = markov(BlockDenoiser), Masked(block=block)
+    excess = []
+    for i, texts in enumerate(model.drawn(3000).split(300)):
+        batch = {"tokens": with_a_first(texts)}
+        summed, count = objective.loss(Trains(model) if training else model, batch, generator_of(i))
+        assert count == texts.numel()
+        excess.append((float(summed) - float(model.surprise(texts).sum())) / 300)
+    mean, error = torch.tensor(excess).mean(), torch.tensor(excess).std() / math.sqrt(len(excess))
+    assert abs(float(mean)) < 3 * float(error) + 1e-5
+    assert float(error) < (1e-6 if block == 1 else 0.05 * entropy(model.p))
+    exact = objective.chain_rule(model, batch, at_once=70)
+    assert exact.sum(-1).tolist() == pytest.approx(model.surprise(texts).tolist(), rel=1e-5)
+
+
+def test_blocks_of_one_token_are_autoregression() -> None:
+    """Whatever is drawn; and the loss of a token is that of a mask which sees what was before it."""
+    model, objective = tiny().eval(), Masked(block=1)
+    tokens = torch.randint(0, 10, (3, 9), generator=generator_of(1))
+    expected = torch.zeros(3, 8, dtype=torch.float64)
+    for i in range(8):
+        z = torch.cat([tokens[:, 1 : i + 1], torch.full((3, 1), 10)], 1)
+        seen = torch.ones(i + 1, i + 1, dtype=torch.bool).tril()[None, None]
+        p = model(z, attention_mask=seen).logits[:, -1].softmax(-1)
+        expected[:, i] = -p.gather(-1, tokens[:, i + 1 : i + 2])[:, 0].log()
+    for seed in range(3):
+        found = objective.upper_bound(model, {"tokens": tokens}, generator_of(seed))
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+    by_rule = objective.chain_rule(model, {"tokens": tokens}, at_once=2)
+    torch.testing.assert_close(by_rule.double(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "ssmax", "sigmoid", "heat(t='adaptive')"])
+def test_a_block_sees_itself_as_it_is_masked_and_the_clean_ones_before(mixer: str) -> None:
+    model, objective = tiny(mixer=mixer).eval(), Masked(block=3)
+    tokens = torch.randint(0, 10, (1, 13), generator=generator_of(1))
+    masked_BL = torch.tensor([[True, False, False] * 4])
+    before, _ = objective.predicted(model, {"tokens": tokens}, masked_BL)
+    assert before.shape == (1, 12, 10)
+    for at in range(12):
+        other = tokens.clone()
+        other[0, 1 + at] = (other[0, 1 + at] + 1) % 10
+        after, _ = objective.predicted(model, {"tokens": other}, masked_BL)
+        changed = (before != after).any(-1)[0].view(4, 3)
+        block, hidden = at // 3, at % 3 == 0
+        assert not changed[:block].any()
+        assert not (hidden and changed[block].any())
+        assert hidden or changed[block].all()
+        assert changed[block + 1 :].all()
+
+
+def test_what_blocks_draw_is_stratified_over_all_of_them() -> None:
+    drawn = Masked(block=4).draws({"tokens": torch.zeros(2, 17)}, 8, generator_of(1))
+    assert drawn["times"].shape == (8, 4)
+    assert sorted((drawn["times"].flatten() * 32).long().tolist()) == list(range(32))
+
+
+def test_a_step_of_blocks_is_one_graph_in_low_precision() -> None:
+    model, objective = tiny(num_hidden_layers=1).float().train(), Masked(block=4)
+    batch = {"tokens": torch.randint(0, 10, (4, 17), generator=generator_of(1))}
+    batch |= objective.draws(batch, 4, generator_of(2))
+
+    def gradient(loss: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            summed, _ = loss(model, batch)
+        return torch.autograd.grad(summed, model.model.embed.weight)[0]
+
+    plain = gradient(objective.loss)
+    compiled = gradient(torch.compile(objective.loss, backend="aot_eager", dynamic=False, fullgraph=True))
+    assert float((plain - compiled).norm()) <= 0.02 * float(plain.norm())
+
+
+@pytest.mark.skipif(not can_compile("cpu"), reason="needs a compiler")
+def test_the_view_of_blocks_compiles() -> None:
+    shape = (6, 2, torch.device("cpu"))
+    assert torch.equal(torch.compile(two_parts)(*shape), two_parts(*shape))
+
+
+def test_tokens_of_blocks_are_read_twice_and_predicted_once() -> None:
+    model = tiny(hidden_size=64)
+    once, twice = (objective.flops(model, 1) for objective in (Masked(), Masked(block=1)))
+    head = 6 * model.lm_head.weight.numel()
+    assert twice - head == pytest.approx(2 * (once - head), rel=0.01)
 
 
 def test_evaluation_reports_that_bound_with_its_error_and_the_exact_loss() -> None:
@@ -197,8 +286,10 @@ def test_a_mixer_that_looks_back_only_is_refused_in_words(monkeypatch: pytest.Mo
         LangevinConfig(mixer="ssmax")
 
 
-def test_killed_and_resumed_to_the_same_bits(tmp_path: Path) -> None:
-    config = small(tmp_path, **masked(mixer="heat(t='head')", dropout=0.1, ema=0.9))
+@pytest.mark.parametrize("objective", ["masked", "masked(block=4)"])
+def test_killed_and_resumed_to_the_same_bits(tmp_path: Path, objective: str) -> None:
+    changes = {"objective": objective, "mixer": "heat(t='head')", "dropout": 0.1, "ema": 0.9}
+    config = small(tmp_path, **changes)
     whole, _ = train(config, tmp_path / "whole", quiet=True)
     settings = tmp_path / "settings.yaml"
     settings.write_text(config.as_yaml())
@@ -263,6 +354,15 @@ def test_what_does_not_go_with_it_is_refused_in_words(
     assert "'cosine-a' or 'cosine-b'" in refused(*by, "masked(schedule='cosine')")
     assert "must be positive" in refused(*by, "masked(schedule='polynomial', power=0)")
     assert "give its length away" in refused(*by, "masked", "--mask-documents", "True")
+    blocks = (*by, "masked(block=4)")
+    for mixer in ("neighbor", "sima", "heat(t=0.3, alpha=1.0)", "softmax;sima;softmax;softmax"):
+        assert "does not see a text in blocks" in refused(*blocks, "--mixer", mixer)
+    assert "alibi positions are distances" in refused(*blocks, "--positions", "alibi")
+    assert "do not fill a context of 30" in refused(*blocks, "--context", "30")
+    assert "must be 1 or more" in refused(*by, "masked(block=0)")
+    assert "sparse has no blocks" in refused(*by, "sparse(block=4)")
+    assert "know no schedule" in refused(*by, "masked(block=4, schedule='cosine-a')")
+    assert not (tmp_path / "run").exists()
     ar, _ = train(small(tmp_path), tmp_path / "ar", quiet=True)
     assert "looks back only" in refused(*by, "masked", "--init", str(ar.path))
     assert cli.main(["evaluate", str(ar.path), "--masks", "3"]) == 2

@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 
 import langevin
-from enumerable import ExactDenoiser, L, V, markov
+from enumerable import BlockDenoiser, ExactDenoiser, L, Tokens, V, markov
 from langevin import cli
 from langevin.errors import UsageError
 from langevin.objectives.masked import Masked
 from langevin.runs import train
-from langevin.sampling.masked import Canvas, Denoising, MaskedSampling, generate
+from langevin.sampling import masked
+from langevin.sampling.canvas import Canvas
+from langevin.sampling.masked import Denoising, MaskedSampling, generate
 from langevin.sampling.text import Request, Text
 from langevin.sampling.trace import Trace
+from objectives.test_masked import tiny
 from training.small_run import small
 
 ORDERS = ("ancestral", "first-hitting", "confidence", "margin", "entropy", "threshold")
@@ -27,10 +30,15 @@ COUNT = 6000
 
 
 def written(
-    model: Any, canvas: Canvas = OPEN, count: int = COUNT, share: Any = None, **options: Any
+    model: Any,
+    canvas: Canvas = OPEN,
+    count: int = COUNT,
+    share: Any = None,
+    block: Any = None,
+    **options: Any,
 ) -> Tensor:
     sampling = MaskedSampling(**{"temperature": 1.0, **options})
-    more = {} if share is None else {"masked_share": share}
+    more = {"block": block} if share is None else {"masked_share": share}
     writing = Denoising(model, [canvas] * count, sampling, list(range(count)), **more)
     while bool(writing.writing_B.any()):
         writing.step()
@@ -65,6 +73,45 @@ def test_first_hitting_is_the_limit_of_ancestral_steps() -> None:
     hit = written(markov(), count=300, order="first-hitting")
     stepped = written(markov(), count=300, order="ancestral", steps=3000)
     assert int((hit != stepped).any(-1).sum()) < 5
+
+
+@pytest.mark.parametrize("block", [1, 2, L])
+def test_block_after_block_samples_from_the_truth(
+    block: int, floor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a call for each token, and one more to keep a block that another follows."""
+    monkeypatch.setattr(masked, "StaticCache", Tokens)
+    model = markov(BlockDenoiser)
+    texts = written(model, block=block, order="first-hitting")
+    assert model.distance(texts) < floor + 0.02
+    assert model.calls == L + L // block - 1
+
+
+REMASKS = ("cap", "rescale", "conf", "loop")
+
+
+@pytest.mark.parametrize("remask", REMASKS)
+def test_opening_positions_again_does_not_change_what_is_sampled(remask: Any, floor: float) -> None:
+    texts = written(markov(), order="ancestral", steps=200, remask=remask, eta=0.1)
+    assert markov().distance(texts) < floor + 0.02
+
+
+@pytest.mark.parametrize("remask", ["none", *REMASKS])
+def test_only_what_is_opened_again_can_be_repaired(remask: Any) -> None:
+    model, count = markov(), 1000
+    sampling = MaskedSampling(order="ancestral", steps=100, remask=remask, eta=0.3)
+    writing = Denoising(model, [OPEN] * count, sampling, list(range(count)))
+    for _ in range(50):
+        writing.step()
+    unlikely = torch.tensor([0, 2, 2, 0])
+    writing.ids_BL.copy_(torch.where(writing.ids_BL == V, V, unlikely))
+    while bool(writing.writing_B.any()):
+        writing.step()
+    usual, found = (
+        float(model.surprise(model.drawn(count)).mean()),
+        float(model.surprise(writing.ids_BL).mean()),
+    )
+    assert found > usual + 1 if remask == "none" else found < usual + 0.4
 
 
 def test_one_step_draws_every_position_as_if_it_were_alone(floor: float) -> None:
@@ -127,6 +174,138 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return train(config, folder / "run", quiet=True)[0].path
 
 
+PROMPTS = ([], [1, 2, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9], [4] * 5)
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "ssmax", "sigmoid", "heat(t='adaptive', distance='squared')"])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_a_cache_of_blocks_changes_no_prediction(mixer: str, dtype: torch.dtype, close: float) -> None:
+    model, objective = tiny(mixer=mixer, num_key_value_heads=1).to(dtype).eval(), Masked(block=4)
+    canvases = [
+        Canvas(p + [10] * (16 - len(p)), [False] * len(p) + [True] * (16 - len(p)), len(p))
+        for p in PROMPTS[1:]
+    ]
+    writing = Denoising(model, canvases, MaskedSampling(order="margin"), [1, 2, 3], block=4)
+    blocks = set()
+    while bool(writing.writing_B.any()):
+        writing._predict()
+        here, hidden = writing.here, writing.ids_BL == 10
+        tokens = torch.where(hidden, 0, writing.ids_BL)
+        with torch.no_grad():
+            whole, _ = objective.predicted(
+                model, {"tokens": torch.nn.functional.pad(tokens, (1, 0))}, hidden
+            )
+        mine = hidden[:, here].any(-1) & writing.writing_B
+        torch.testing.assert_close(writing.logits_BLV[mine], whole[mine, here], rtol=close, atol=close)
+        blocks.add(here.start)
+        writing.stale_B.zero_()
+        writing.step()
+    assert blocks == {0, 4, 8, 12}
+    assert writing.calls == 16 - 3 + 3
+
+
+def test_whole_blocks_of_a_prompt_are_read_at_once() -> None:
+    model = tiny().eval()
+    canvas = Canvas([1] * 9 + [10] * 3, [False] * 9 + [True] * 3, 9)
+    alone = Denoising(model, [canvas], MaskedSampling(), [5], block=4)
+    together = Denoising(model, [canvas, Canvas([10] * 12, [True] * 12)], MaskedSampling(), [5, 6], block=4)
+    assert alone.here == slice(8, 12)
+    assert together.here == slice(0, 4)
+    for writing in (alone, together):
+        while bool(writing.writing_B.any()):
+            writing.step()
+    assert torch.equal(alone.ids_BL[0], together.ids_BL[0])
+
+
+@pytest.mark.parametrize("block", [None, 4])
+def test_what_a_graph_would_replay_stays_in_its_place(block: int | None) -> None:
+    """And a text is the same whether all texts are read in a call or those that changed."""
+    model, found = tiny().eval(), []
+    canvases = [
+        Canvas(p + [10] * (12 - len(p)), [False] * len(p) + [True] * (12 - len(p))) for p in PROMPTS
+    ]
+    for all_rows in (False, True):
+        writing = Denoising(model, canvases, MaskedSampling(order="ancestral"), [1, 2, 3, 4], block=block)
+        writing.all_rows = writing.all_rows or all_rows
+        places = set()
+        while bool(writing.writing_B.any()):
+            writing.step()
+            read = (writing.input_BN, writing.stale_B, writing.logits_BLV)
+            places.add(tuple(x.data_ptr() for x in read if x is not None))
+        found.append(writing.ids_BL)
+        assert len(places) == 1
+    assert torch.equal(*found)
+
+
+@pytest.fixture(scope="module")
+def of_blocks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    folder = tmp_path_factory.mktemp("blocks")
+    changes = {"objective": "masked(block=8)", "mixer": "softmax", "dropout": 0.0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LANGEVIN_CACHE", str(folder / "cache"))
+        made = train(small(folder, steps=60, lr=1e-2, context=48, **changes), folder / "run", quiet=True)[0]
+    opened = langevin.load(made.path)
+    return opened.model.double(), opened.tokenizer
+
+
+def in_blocks(loaded: Any, requests: list[Request], batch: int = 16, **options: Any) -> list[Text]:
+    return generate(*loaded, requests, MaskedSampling(**options), batch=batch, context=48, block=8)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"order": "entropy", "steps": 20},
+        {"order": "ancestral", "tokens": 60},
+        {"order": "ancestral", "remask": "rescale", "eta": 0.3, "steps": 40},
+    ],
+)
+def test_blocks_give_the_same_text_in_any_batch_and_around_any_prompt(
+    of_blocks: Any, options: dict[str, Any]
+) -> None:
+    requests = [Request(prompt, seed) for prompt in ("Ann had", "", "Cleo gave one cup") for seed in (3, 4)]
+    together = in_blocks(of_blocks, requests, **options)
+    assert together == in_blocks(of_blocks, requests, batch=4, **options)
+    assert together == [in_blocks(of_blocks, [request], **options)[0] for request in requests]
+    assert all(t.text.startswith(t.prompt) for t in together)
+    assert all(t.tokens == options.get("tokens", t.tokens) or t.ended == "end" for t in together)
+
+
+def test_blocks_end_with_the_one_in_which_all_texts_have(of_blocks: Any) -> None:
+    model, tokenizer = of_blocks
+    end = tokenizer.eos_token_id
+
+    class Ending:
+        """Wants the end of a text at its tenth token."""
+
+        config, device, calls = model.config, model.device, 0
+
+        def __call__(self, *args: Any, past_key_values: Any, **options: Any) -> Any:
+            at = 10 - int(past_key_values.layers[0].get_seq_length())
+            out = model(*args, past_key_values=past_key_values, **options)
+            out.logits[:, :, end] = -torch.inf
+            if 0 <= at < 8:
+                out.logits[:, at, end] = 1e4
+            self.calls += 1
+            return out
+
+    ending = Ending()
+    found = in_blocks((ending, tokenizer), [Request("Ann"), Request("Bob")])
+    assert [(t.ended, t.tokens) for t in found] == [("end", 8)] * 2
+    assert ending.calls <= 5 + 1 + 8
+    assert {t.tokens for t in in_blocks((ending, tokenizer), [Request("Ann")], fixed=True)} == {45}
+
+
+def test_a_gap_is_filled_within_its_block_or_refused(of_blocks: Any) -> None:
+    infill = ("A___xy",)
+    (text,) = in_blocks(of_blocks, [Request(infill[0])], infill=infill, tokens=3)
+    assert text.text[0] == "A"
+    assert text.text.endswith("xy")
+    infill = ("A___xyz and more",)
+    with pytest.raises(UsageError, match="without what is given in later blocks"):
+        in_blocks(of_blocks, [Request(infill[0])], infill=infill, tokens=3)
+
+
 @pytest.fixture(scope="module")
 def loaded(run: Path) -> tuple[Any, Any]:
     opened = langevin.load(run)
@@ -137,7 +316,14 @@ def texts(loaded: Any, requests: list[Request], batch: int = 16, **options: Any)
     return generate(*loaded, requests, MaskedSampling(**options), batch=batch, context=48)
 
 
-@pytest.mark.parametrize("options", [{"steps": 9}, {"order": "confidence", "tokens": 60, "top_k": 5}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"steps": 9},
+        {"order": "confidence", "tokens": 60, "top_k": 5},
+        {"order": "ancestral", "remask": "conf", "eta": 0.3, "steps": 40},
+    ],
+)
 def test_a_prompt_and_a_seed_give_the_same_text_in_any_batch(loaded: Any, options: dict[str, Any]) -> None:
     requests = [Request(prompt, seed) for prompt in ("Ann had", "", "Cleo gave one") for seed in (3, 4)]
     together = texts(loaded, requests, **options)
@@ -234,6 +420,10 @@ def test_the_command_line_has_the_flags_of_the_sampler(
     assert "steps=-1 must be" in said(str(run), "--steps", "-1", status=2)
     sure = ("--order", "threshold", "--steps", "4")
     assert "takes the steps that it needs" in said(str(run), *sure, status=2)
+    assert "goes with ancestral steps" in said(str(run), "--remask", "cap", status=2)
+    loops = ("--order", "ancestral", "--remask", "loop")
+    assert said(str(run), "--prompt", "Ann", *loops, "--eta", "0.05").startswith("Ann")
+    assert "eta=2.0 must be" in said(str(run), *loops, "--eta", "2", status=2)
     assert "threshold=1.5 must be" in said(str(run), "--threshold", "1.5", status=2)
     assert "temperature=-1.0 must be" in said(str(run), "--temperature", "-1", status=2)
     long = said(str(run), "--prompt", "Ann had " * 9, status=2)

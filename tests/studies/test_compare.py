@@ -194,6 +194,18 @@ def test_differences_in_parameters_are_told_and_can_be_made_equal(tmp_path):
     assert timeless(tmp_path / "cmp") == again(one, tmp_path / "cmp")
 
 
+def test_arms_can_have_equal_flops_instead_of_equal_tokens(tmp_path):
+    one = plan(tmp_path, "softmax", "neighbor", seeds=(0,), equal_flops=True)
+    results = compared(one, tmp_path / "cmp")
+    first, second = results.parts[0].arms
+    spent = [arm.cost("flops_per_token").value * arm.runs[0].curve[-1].amount for arm in (first, second)]
+    assert second.runs[0].curve[-1].amount < first.runs[0].curve[-1].amount
+    assert spent[1] == pytest.approx(spent[0], rel=0.1)  # a budget is whole steps
+    assert any("equal training FLOPs" in line for line in results.not_controlled)
+    assert not any("not the same training FLOPs" in line for line in results.not_controlled)
+    assert timeless(tmp_path / "cmp") == again(one, tmp_path / "cmp")
+
+
 def test_arms_that_cannot_be_made_equal_are_refused(tmp_path):
     shape = {"width": 16, "heads": 4, "mlp_width": 2}
     small = plan(tmp_path, "softmax", "neighbor", shape=shape, equalise=True)

@@ -51,6 +51,14 @@ def test_an_arm_is_a_name_and_settings(text):
     assert (arm.name, arm.changes) == ARMS[text]
 
 
+def test_a_learning_rate_under_muon_is_that_of_the_matrices_too():
+    part = Part(("softmax", "softmax, optimizer=muon"), {"lr": 1e-3, "muon_lr": 0.02})
+    plan = Plan((part,), (0,))
+    adamw, muon = (plan.at_rate(part, arm, 2e-3).changes for arm in part.read_arms)
+    assert adamw == {"mixer": "softmax", "lr": 2e-3}
+    assert muon == {"mixer": "softmax", "optimizer": "muon", "lr": 2e-3, "muon_lr": 0.04}
+
+
 @pytest.mark.parametrize("text", ARMS)
 @pytest.mark.parametrize("changes", [{}, {"lr": 5e-5}, {"mlp_width": 31, "init": None}])
 def test_the_text_of_an_arm_is_read_as_that_arm(text, changes):

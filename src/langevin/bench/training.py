@@ -24,7 +24,7 @@ from langevin.environment import environment, pick_device
 from langevin.errors import UsageError
 from langevin.evaluation.cost import PeakMemory
 from langevin.mixers import parse
-from langevin.models.cost import flops_of, peak_flops
+from langevin.models.cost import peak_flops
 from langevin.settings import TrainConfig
 from langevin.training.loop import WARM, Trainer
 from langevin.training.progress import Progress
@@ -187,7 +187,7 @@ class _Case:
     def row(self, base: list[float], product: float, vendor: float | None) -> TrainingSpeed:
         trainer, rates = self.trainer, [self.a_step / s for s in self.loop]
         rate = statistics.median(rates)
-        flops = rate * flops_of(trainer.model, trainer.config.context)
+        flops = rate * trainer.objective.flops(trainer.model, trainer.config.context)
         low, _, high = statistics.quantiles(rates, n=4) if len(rates) > 1 else (rate, rate, rate)
         return TrainingSpeed(
             mixer=self.spec,

@@ -54,6 +54,8 @@ class Compare(WithSettings):
     """The budget of a trial; default: that of a run."""
     equalise: bool = False
     """Match the parameters of the first arm by the width of the MLPs."""
+    equal_flops: bool = False
+    """Give every arm the training FLOPs of the first, and as many tokens as these pay for."""
     along: bool = False
     """Measure the models on the way, too, for metrics at a matched loss."""
     metrics: tuple[str, ...] = ()

@@ -158,7 +158,7 @@ def measure(
     repaired = recovery(run, sets[0].tokens, width, wanted.sampling, device)
     details |= {"judge": wanted.judge, "judge_sha256": judge.sha256, "samples": wanted.samples}
     details |= {"sampling": asdict(wanted.sampling), "infill": how, "recovery": repaired[1]}
-    return [*rows, *more, repaired[0]], details
+    return [*rows, *more, *repaired[0]], details
 
 
 def compared(
@@ -472,7 +472,9 @@ def _ratio(name: str, counts: Array, at: dict[str, Any]) -> Row:
     return _row(name, found, at, len(counts))
 
 
-def recovery(run: Any, real: list[Tokens], width: int, sampling: Sampling, device: str) -> tuple[Row, str]:
+def recovery(
+    run: Any, real: list[Tokens], width: int, sampling: Sampling, device: str
+) -> tuple[list[Row], str]:
     """Of real texts in which a tenth of the tokens was replaced by random ones: the share of these that
     the sampler puts right again. One that never opens what is committed repairs nothing."""
     draw = np.random.default_rng(0)
@@ -482,8 +484,10 @@ def recovery(run: Any, real: list[Tokens], width: int, sampling: Sampling, devic
     wrong &= others != true
     canvas = torch.from_numpy(np.where(wrong, others, true)).to(device)
     repaired = run.objective.repaired(run.model, canvas, sampling)
+    if repaired is None and getattr(sampling, "remask", "none") != "none":
+        return [], "not measured: the sampler opens what is committed, but does not start from a whole text"
     if repaired is None:
-        return Row("corruption_recovery", 0.0, "exact"), "what is committed stays: nothing is repaired"
+        return [Row("corruption_recovery", 0.0, "exact")], "what is committed stays: nothing is repaired"
     right = (repaired.cpu().numpy() == true) & wrong
     counts = np.stack([right.sum(1), wrong.sum(1)], 1).astype(np.float64)
-    return _ratio("corruption_recovery", counts, {}), "by the sampler, with remasking"
+    return [_ratio("corruption_recovery", counts, {})], "by the sampler, with remasking"

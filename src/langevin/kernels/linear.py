@@ -48,7 +48,8 @@ def within_documents(q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, view: View)
 
 def visible_sum(x_BHKD: Tensor, view: View) -> Tensor:
     """Σ of x_j over the keys each query sees; (B, H, Q or 1, D). Padding in x is zero already."""
-    if view.free and not view.causal and view.starts_BQ is None:
+    known = not isinstance(view.past, Tensor)  # else a cache may hold more than is to be seen
+    if known and view.free and not view.causal and view.starts_BQ is None:
         return x_BHKD.sum(-2, keepdim=True)
     if view.free and view.whole:
         summed = running_sum(x_BHKD, view.starts_BQ)

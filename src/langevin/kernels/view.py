@@ -69,7 +69,7 @@ class View:
         Packed documents come as ids (B, K), or as position_ids (B, Q) that start anew at each document.
         past, the position of the first query, is keys - queries unless a static cache has room for more
         keys than there are; a tensor makes one graph serve every position. key_padding_mask may then end
-        with the last query.
+        with the last query. Without causality queries see all that the cache holds, and each other.
         """
         if queries > keys and (causal or window is not None):
             raise UsageError(
@@ -81,9 +81,9 @@ class View:
         if window is not None and not torch.compiler.is_exporting() and window >= keys:
             window = None
         packed = documents is not None or position_ids is not None
-        if not causal and (past is not None or (packed and queries != keys)):
+        if not causal and packed and queries != keys:
             raise UsageError(
-                "documents or a cache with fewer queries than keys need causal=True",
+                "documents with fewer queries than keys need causal=True",
                 "Without causality pass all queries.",
             )
         real = None
@@ -222,7 +222,7 @@ class View:
         assert self.dense_BQK is None
         first = last = torch.zeros(1, self.queries, dtype=torch.long, device=self.device)
         first = first if self.starts_BQ is None else self.starts_BQ
-        last = last + (self.keys - 1) if self.ends_BQ is None else self.ends_BQ
+        last = last + (self.past + self.queries - 1) if self.ends_BQ is None else self.ends_BQ
         if self.window is not None:
             first = torch.maximum(first, self.positions_Q - self.window + 1)
             last = torch.minimum(last, self.positions_Q + self.window - 1)

@@ -86,6 +86,12 @@ class Mechanism:
         """Whether dropping weights at random in training is defined."""
         return False
 
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether queries that see each other may go on from a key-value cache, and a text may come twice
+        in one row: nothing but keys and values counts, wherever they stand."""
+        return not self.needs_past_queries
+
     def parameters(self, geometry: Geometry) -> Parameters:
         """Learned scalars with their initial values; they stay in float32."""
         return {}
@@ -122,6 +128,10 @@ class SoftmaxMechanism(Mechanism):
 
     @property
     def has_dropout(self) -> bool:
+        return not self.decay
+
+    @property
+    def takes_blocks(self) -> bool:
         return not self.decay
 
     def scale(self, x: Inputs) -> float | Tensor:

@@ -177,7 +177,8 @@ class Mixing(nn.Module):
         """
         if x_BLW.ndim != 3 or x_BLW.shape[2] != self.width:
             raise UsageError(f"x has shape {tuple(x_BLW.shape)}, expected (batch, tokens, {self.width})")
-        if cache is not None and not self.causal:
+        blocks = view is not None and getattr(self.spec.mixer, "takes_blocks", False)
+        if cache is not None and not self.causal and not blocks:
             raise UsageError(
                 "a bidirectional mixer cannot continue from a cache",
                 "Build it with causal=True, or pass the whole sequence.",

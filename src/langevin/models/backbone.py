@@ -125,6 +125,11 @@ class LangevinPreTrainedModel(PreTrainedModel):
         if isinstance(module, Scalars):
             for name, value in module.start().items():
                 init.copy_(getattr(module, name), value)
+        elif isinstance(module, Feedback):
+            init.zeros_(module.weight)
+        elif isinstance(module, Readout):
+            init.zeros_(module.direction)
+            init.ones_(module.share)
         elif isinstance(module, LangevinBlock):  # branches add up over 2 · depth residual additions
             small = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
             init.normal_(module.mlp.down.weight, mean=0.0, std=small)
@@ -159,8 +164,10 @@ class LangevinModel(LangevinPreTrainedModel):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        slots: int = 1,
         **options: Any,
     ) -> BaseModelOutputWithPast:
+        """So many neighbours (slots) share a place; position_ids count slots."""
         config = self.config
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -181,6 +188,8 @@ class LangevinModel(LangevinPreTrainedModel):
             )
         if position_ids is None:
             position_ids = (torch.arange(x.shape[1], device=x.device) + view.past)[None]
+        if slots > 1:
+            position_ids = position_ids // slots
         rotation = self._rotation(position_ids, x.dtype)
         x = self.dropout(self._placed(x, position_ids, view.keys))
         weights: list[Tensor | None] = []
@@ -205,12 +214,12 @@ class LangevinModel(LangevinPreTrainedModel):
         cache: Cache | None,
         whole: bool,
     ) -> View:
-        """attention_mask is (B, K), True at real tokens, or (B, 1, L, K), True where a query sees a key.
-        position_ids tell documents apart as long as the cache is empty."""
+        """attention_mask is (B, K), True at real tokens, or (B or 1, 1, L, K), True where a query sees a
+        key. position_ids tell documents apart as long as the cache is empty."""
         B, L, _ = x_BLW.shape
         past, keys = extent(cache, 0, L, whole)
         if attention_mask is not None and attention_mask.ndim == 4:
-            seen = visible(attention_mask, B, L, keys)
+            seen = visible(attention_mask, len(attention_mask), L, keys)
             return View.from_mask(seen, causal=self.config.causal, past=past)
         real = None if attention_mask is None else attention_mask.bool()
         if real is not None and past is None and readable(real) and bool(real.all()):
@@ -314,9 +323,35 @@ class LangevinForCausalLM(LangevinPreTrainedModel, GenerationMixin):
         )
 
 
+class Feedback(nn.Linear):
+    """W of E[MASK] + W Σ_j p_j E[v_j]: zero at first, when candidates count for nothing."""
+
+
+class Readout(nn.Module):
+    """h_i = Σ_j softmax_j( r·h_ij + s ln p_ij ) h_ij: one vector of the k candidates of a position."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.direction = nn.Parameter(torch.zeros(width))
+        self.share = nn.Parameter(torch.ones(1))
+
+    def forward(self, h_BLKW: Tensor, log_p_BLK: Tensor) -> Tensor:
+        score_BLK = (h_BLKW * self.direction).sum(-1) + self.share * log_p_BLK
+        return (score_BLK.softmax(-1)[..., None] * h_BLKW).sum(-2).to(h_BLKW.dtype)
+
+
 class LangevinForMaskedLM(LangevinPreTrainedModel):
     """The model with a head that predicts tokens from both sides. Its last id is the mask, which it reads
-    and for which it has no logit."""
+    and for which it has no logit.
+
+    Positions may hold K candidates v_j with probabilities p_j, by config.candidates:
+
+        none    a token or the mask
+        soft    a masked position reads   E[MASK] + W Σ_j p_j E[v_j]   (E is not trained by this)
+        full    every position is K inputs   E[MASK] + a_j (E[v_j] - E[MASK]),   a_j = ln(V p_j) / ln V,
+                which share its place; all see all, and a learned readout makes one prediction of them.
+                At probability 1/V a candidate is a mask, at 1 it is its token
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed.weight"}  # noqa: RUF012
 
@@ -333,17 +368,72 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
             )
         self.model = LangevinModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.candidates == "soft":
+            self.feedback = Feedback(config.hidden_size, config.hidden_size, bias=False)
+        elif config.candidates == "full":
+            self.readout = Readout(config.hidden_size)
         self.post_init()
 
     @can_return_tuple
-    def forward(self, input_ids: Tensor, masked: Tensor | None = None, **options: Any) -> MaskedLMOutput:
-        """Logits (B, L, V) over all tokens but the mask; masked (B, L) says which tokens are hidden
-        behind it."""
-        if masked is not None:
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        masked: Tensor | None = None,
+        candidates: Tensor | None = None,
+        probabilities: Tensor | None = None,
+        logits_to_keep: int = 0,
+        **options: Any,
+    ) -> MaskedLMOutput:
+        """Logits (B, L, V) over all tokens but the mask, or of so many last tokens; masked (B, L) says
+        which tokens are hidden behind it. Tokens see each other and those of a cache. candidates and their
+        probabilities are (B, L, K); those of a full state take the place of input_ids, those of a soft one
+        count where there is a mask."""
+        if masked is not None and input_ids is not None:
             input_ids = torch.where(masked, self.config.vocab_size - 1, input_ids)
-        out = self.model(input_ids=input_ids, return_dict=True, **options)
-        logits = F.linear(out.last_hidden_state, self.lm_head.weight[:-1])
+        if self.config.candidates == "full":
+            out, h_BLW = self._all_candidates(candidates, probabilities, **options)
+        else:
+            if candidates is not None:
+                options["inputs_embeds"] = self._with_feedback(input_ids, candidates, probabilities)
+                input_ids = None
+            out = self.model(input_ids=input_ids, return_dict=True, **options)
+            h_BLW = out.last_hidden_state
+        logits = F.linear(h_BLW[:, -logits_to_keep:], self.lm_head.weight[:-1])
         return MaskedLMOutput(logits=logits, hidden_states=out.hidden_states, attentions=out.attentions)
+
+    def _with_feedback(self, ids_BL: Any, candidates_BLK: Tensor, p_BLK: Any) -> Tensor:
+        table = self.model.embed.weight.detach()
+        p_BLK = torch.where((ids_BL == self.config.vocab_size - 1)[..., None], p_BLK, 0.0).to(table.dtype)
+        mean_BLW = (p_BLK[..., None] * F.embedding(candidates_BLK, table)).sum(-2)
+        return self.model.embed(ids_BL) + self.feedback(mean_BLW)
+
+    def _all_candidates(
+        self,
+        candidates_BLK: Any,
+        p_BLK: Any,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **options: Any,
+    ) -> tuple[BaseModelOutputWithPast, Tensor]:
+        mask, K = self.config.vocab_size - 1, candidates_BLK.shape[-1]
+        log_p_BLK = p_BLK.log()
+        hidden_W = self.model.embed.weight[mask]
+        evidence = (1 + log_p_BLK / math.log(mask)).to(hidden_W.dtype)[..., None]
+        x_BLKW = hidden_W + evidence * (self.model.embed(candidates_BLK) - hidden_W)
+        if position_ids is not None:
+            slot = torch.arange(K, device=position_ids.device)
+            position_ids = (position_ids[..., None] * K + slot).flatten(1)
+        if attention_mask is not None:
+            attention_mask = attention_mask.repeat_interleave(K, 1)
+        out = self.model(
+            inputs_embeds=x_BLKW.flatten(1, 2),
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            slots=K,
+            return_dict=True,
+            **options,
+        )
+        return out, self.readout(out.last_hidden_state.unflatten(1, (-1, K)), log_p_BLK)
 
 
 AutoModel.register(LangevinConfig, LangevinModel, exist_ok=True)

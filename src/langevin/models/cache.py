@@ -130,6 +130,12 @@ def state_layer(cache: Cache, index: int, keeps_tokens: bool = False) -> StateLa
     return made
 
 
+def step_back(cache: Cache, tokens: int) -> None:
+    """Take the last tokens of a static cache away (a negative number brings them back), in place."""
+    for layer in cache.layers:
+        layer.cumulative_length.sub_(tokens)
+
+
 def extent(cache: Cache | None, index: int, tokens: int, whole: bool = False) -> tuple[Any, int]:
     """How many keys come before the new tokens (None where those are the last), and how many there are.
 

@@ -5,18 +5,20 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from langevin.errors import UsageError, unknown
-from langevin.mixers.mechanism import DIRECTIONS, check_heads, no_alibi
+from langevin.mixers.mechanism import DIRECTIONS, Mechanism, check_heads, no_alibi
 from langevin.mixers.spec import Spec, parse
 
 POSITIONS = ("none", "learned", "sinusoidal", "rope", "alibi")
 MLPS = ("gelu", "swiglu")
 NORMS = ("layernorm", "rmsnorm")
+CANDIDATES = ("none", "soft", "full")
 
 
 class LangevinConfig(PreTrainedConfig):
     """One pre-norm transformer whose mixer is a spec, or a list with one spec per layer.
 
     positions: none, learned, sinusoidal, rope or alibi; mlp: gelu or swiglu; norm: layernorm or rmsnorm.
+    candidates: what positions of a masked model hold beside tokens, none, soft or full.
     """
 
     model_type = "langevin"
@@ -43,12 +45,14 @@ class LangevinConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
     mask_token_id: int | None = None
+    candidates: str = "none"
 
     def __post_init__(self, **kwargs: Any) -> None:
         for kind, value, valid in (
             ("positions", self.positions, POSITIONS),
             ("mlp", self.mlp, MLPS),
             ("norm", self.norm, NORMS),
+            ("candidates", self.candidates, CANDIDATES),
         ):
             if value not in valid:
                 raise unknown(kind, str(value), valid)
@@ -66,6 +70,16 @@ class LangevinConfig(PreTrainedConfig):
                 )
             if self.positions == "alibi" and not getattr(spec.mixer, "has_alibi", False):
                 raise no_alibi(spec)
+            if self.candidates == "full" and (
+                self.positions == "alibi"
+                or not isinstance(spec.mixer, Mechanism)
+                or getattr(spec.mixer, "decay", False)
+            ):
+                raise UsageError(
+                    f"{spec} with positions={self.positions} counts tokens, and a full state has several"
+                    " of them at one place",
+                    "Choose a mixer of q, k and v without decay, and other positions than alibi.",
+                )
         super().__post_init__(**kwargs)
 
     @property

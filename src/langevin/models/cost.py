@@ -23,13 +23,14 @@ PEAKS = {
 }
 
 
-def flops_of(model: Any, context: int) -> float:
+def flops_of(model: Any, context: int, block: int | None = None) -> float:
     """Training FLOPs a token, forward and backward.
 
     6 for each parameter that a token is multiplied with (all matrices, the output head among them, tables
     that are only looked up not), and for each attention module: 6 · width · context where it is causal and
     sees half the context on average; 12 · width · head width for a recurrent mixer; nothing for an
-    attention-free one, whose work is in its matrices.
+    attention-free one, whose work is in its matrices. With blocks, every token is read twice and predicted
+    once, and sees its block and those before it.
     """
     looked_up = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
     head = model.get_output_embeddings().weight.numel()
@@ -43,8 +44,9 @@ def flops_of(model: Any, context: int) -> float:
         elif isinstance(module, QKV):
             head_dim, recurrent = module.geometry.head_dim, module.mechanism.recurrent
             seen = context if getattr(model.config, "causal", True) else 2 * context
+            seen = seen if block is None else 2 * (context + block)
             mixing += module.geometry.heads * head_dim * (12 * head_dim if recurrent else 6 * seen)
-    return 6.0 * matrices + mixing
+    return 6.0 * (matrices if block is None else 2 * matrices - head) + mixing
 
 
 def peak_flops(device_name: str) -> float | None:

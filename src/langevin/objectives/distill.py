@@ -84,7 +84,6 @@ class Distillation(Autoregression):
     next_token: float = 0.0
     """The share of the plain next-token loss afterwards."""
 
-    passes = 4  # the teacher's is the fourth
     criterion = staticmethod(summed_distance)
     taught_by: ClassVar[Any] = None  # the teacher itself, once it is bound to a run
 
@@ -92,6 +91,11 @@ class Distillation(Autoregression):
         for key in ("layers", "next_token"):
             if not 0 <= getattr(self, key) <= 1:
                 raise UsageError(f"distill({key}={getattr(self, key)}) must be from 0 to 1")
+
+    @property
+    def passes(self) -> float:
+        """The teacher's is the fourth."""
+        return 4
 
     def check(self, config: TrainConfig) -> None:
         name = self.teacher or config.init

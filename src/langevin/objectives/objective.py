@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from langevin.errors import UsageError
+from langevin.models.cost import flops_of
 from langevin.registry import Registry
 from langevin.sampling.text import Sampling
 
@@ -41,7 +42,6 @@ class Objective:
     head: ClassVar[str] = "LangevinForCausalLM"  # the class of models/backbone.py that has it
     extra_tokens: ClassVar[int] = 0  # ids that a model reads besides those of the data, such as a mask
     likelihood: ClassVar[Literal["exact", "bound"] | None] = None
-    passes: ClassVar[int] = 3  # that a training step takes, counted in forward passes
     criterion: ClassVar[Callable[..., Any] | None] = None  # what follows the model, as one function
 
     def check(self, config: TrainConfig) -> None:
@@ -50,6 +50,19 @@ class Objective:
     def bound(self, config: TrainConfig, model: Any) -> Objective:
         """The objective with what it needs besides the batches of a run; asked once, before training."""
         return self
+
+    def model_settings(self) -> dict[str, Any]:
+        """What it asks of the model's config."""
+        return {}
+
+    @property
+    def passes(self) -> float:
+        """That a training step takes, counted in forward passes."""
+        return 3
+
+    def flops(self, model: Any, context: int) -> float:
+        """Training FLOPs a token."""
+        return flops_of(model, context) * self.passes / 3
 
     def draws(self, batch: Batch, rows: int, generator: torch.Generator | None) -> Batch:
         """Random numbers that join a batch, a row of them for each of its rows: drawn for a whole batch of

@@ -120,7 +120,7 @@ class Decoding:
             self.ids.copy_(self.token)
             self.place += 1
             self.begun = True
-        tokens: list[int] = self.token[:, 0].tolist()
+        tokens: list[int] = self.ids[:, 0].tolist()
         return tokens
 
     def _step(self) -> None:

@@ -2,45 +2,42 @@
 
 A text starts as a canvas of the length that the model was trained with: what is given, and masks. Every
 call of the network predicts all open positions, and a step then takes two draws: who is committed, and
-what.
+what. `langevin.sampling.orders` has the orders, and how committed positions may be opened again.
 
-    ancestral       each open position with probability 1 - m(s)/m(t), from time t to s: the process itself
-    first-hitting   the same in continuous time, which is: positions in random order, one a call
-    confidence      where the likeliest token has the largest probability
-    margin          where it is furthest ahead of the second
-    entropy         where the prediction has the least entropy
-    threshold       wherever the likeliest token has more than a given probability, or the best place
+Ancestral steps and first-hitting (with a call for each token, at temperature 1) sample from the model; the
+other orders look for its modes. With fewer steps than tokens a call commits several, each drawn as if it
+were alone. Where a step changes nothing, the prediction stands and the network is not called again. The
+mask has no logit.
 
-The first two (first-hitting with a call for each token, at temperature 1) sample from the model; the others
-look for its modes. With fewer steps than tokens a call commits several, each drawn as if it were alone.
-Where a step commits nothing, the prediction stands and the network is not called again. The mask has no
-logit.
+A model of blocks writes one block after another in this way; a finished block is read once more, and its
+keys and values stay in a cache. On a GPU a call of the network is replayed as one CUDA graph.
 
 Every text has a seed of its own, from which all its random numbers come: the same prompt and seed give the
-same text in any batch. B texts in a batch, L positions, V vocabulary, N positions that are committed.
+same text in any batch. B texts in a batch, L positions, N of them in a block (or in all), V vocabulary, R
+positions that are committed.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import StaticCache
 from transformers.generation.streamers import BaseStreamer
 
-from langevin.data.tokenizers import encode_prompt
 from langevin.errors import UsageError
-from langevin.sampling.ar import drawn, random_numbers, refuse_too_long, warpers
-from langevin.sampling.text import Ended, Request, Sampling, Text, up_to_stop
+from langevin.models.cache import step_back
+from langevin.objectives.masked import two_parts
+from langevin.sampling.ar import WARM, drawn, refuse_too_long, warpers
+from langevin.sampling.canvas import GAP, Canvas, begun, ended
+from langevin.sampling.orders import Order, Remask, certainty, looped, remasking, uniform
+from langevin.sampling.text import Request, Sampling, Text
 from langevin.sampling.trace import Step
-
-Order = Literal["ancestral", "first-hitting", "confidence", "margin", "entropy", "threshold"]
-GAP = re.compile("_{3,}")
-GAP_TOKENS = 16
+from langevin.training.graphs import Replayed
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,10 @@ class MaskedSampling(Sampling):
     """Which positions are committed first."""
     threshold: float = 0.9
     """What --order threshold is sure of."""
+    remask: Remask = "none"
+    """Open committed positions again, in ancestral steps."""
+    eta: float = 0.02
+    """How much --remask opens, from 0 to 1."""
     fixed: bool = False
     """Write all tokens, and go on after the end of a text."""
     infill: tuple[str, ...] = ()
@@ -72,6 +73,10 @@ class MaskedSampling(Sampling):
             raise UsageError("--order threshold takes the steps that it needs", "Leave --steps out.")
         if not 0 <= self.threshold < 1:
             raise UsageError(f"threshold={self.threshold} must be from 0 to below 1")
+        if self.remask != "none" and self.order != "ancestral":
+            raise UsageError("--remask goes with ancestral steps", "Give --order ancestral.")
+        if not 0 <= self.eta <= 1:
+            raise UsageError(f"eta={self.eta} must be from 0 to 1")
         for text in self.infill:
             if not GAP.search(text):
                 raise UsageError(
@@ -84,16 +89,6 @@ class MaskedSampling(Sampling):
         return super().requests(prompts or self.infill, seeds)
 
 
-@dataclass(frozen=True)
-class Canvas:
-    """Where a text starts: tokens with the mask's id where they are open, and which of these are asked for
-    (the others stay open: the model is used to a whole context)."""
-
-    tokens: list[int]
-    asked: list[bool]
-    prompt: int = 0  # tokens before the first that is asked for
-
-
 def generate(
     model: Any,
     tokenizer: Any,
@@ -101,6 +96,8 @@ def generate(
     sampling: MaskedSampling,
     *,
     masked_share: Callable[[Tensor], Tensor] = lambda t: t,
+    block: int | None = None,
+    denoising: Callable[..., Denoising] | None = None,
     data: Mapping[str, Any] | None = None,
     context: int | None = None,
     batch: int = 16,
@@ -112,13 +109,16 @@ def generate(
 ) -> list[Text]:
     """One text for each request, in their order; see `langevin.sampling.ar.generate`.
 
-    masked_share is m, by which ancestral steps go. watched(index, step) is told how each text begins and
-    every step that commits something in it, as in `langevin.sampling.trace`.
+    masked_share is m, by which ancestral steps go, block is what a model's blocks hold, and denoising makes
+    what writes a batch. watched(index, step) is told how each text begins and every step that changes
+    something in it, as in `langevin.sampling.trace`.
     """
     sampling.check()
     if batch < 1:
         raise UsageError(f"batch={batch} must be 1 or more")
-    canvases = [_canvas(tokenizer, request, sampling, model.config, data, context) for request in requests]
+    canvases = [
+        begun(tokenizer, request, sampling, model.config, data, context, block) for request in requests
+    ]
     longest = max((len(canvas.tokens) for canvas in canvases), default=0)
     refuse_too_long(model.config, longest, 0)
     if context is not None and longest > context:
@@ -128,21 +128,24 @@ def generate(
     texts: dict[int, Text] = {}
     for first in range(0, len(requests), batch):
         rows = range(first, min(first + batch, len(requests)))
-        writing = Denoising(
+        writing = (denoising or Denoising)(
             model,
             [canvases[i] for i in rows],
             sampling,
             [requests[i].seed for i in rows],
             masked_share,
+            block,
             ends=() if sampling.fixed else ends,
             forbidden=ends if sampling.infill else (),
             watched=None if watched is None else partial(_told, watched, first),
         )
         while len(texts) < rows.stop:
-            for row in writing.step():
+            whole = writing.step()
+            end = writing.end_B.tolist() if whole else []
+            for row in whole:
                 i = first + row
-                new = writing.ids_BL[row, : writing.end_B[row]].tolist()
-                text = _text(tokenizer, requests[i], canvases[i], new, ends, sampling)
+                new = writing.ids_BL[row, : end[row]].tolist()
+                text = ended(tokenizer, requests[i], canvases[i], new, ends, sampling)
                 texts[i] = replace(text, calls=writing.calls)
                 finished(i, texts[i])
             stepped(rows, int((writing.asked_BL & ~writing.open_BL).sum(-1).max()))
@@ -160,8 +163,11 @@ class Denoising:
     """A batch of texts being written: `step()` commits what is next and says which texts became whole.
 
     Two uniform numbers a position decide everything: `who` is the masked share at which a position is
-    committed, or its place in a random order, and `what` chooses its token.
+    committed, or its place in a random order, and `what` chooses its token. Where positions are opened
+    again, every step has numbers of its own.
     """
+
+    replays: ClassVar[bool] = True  # whether all that `inputs` looks at stays in its place
 
     @torch.no_grad()
     def __init__(
@@ -171,40 +177,47 @@ class Denoising:
         sampling: MaskedSampling,
         seeds: list[int],
         masked_share: Callable[[Tensor], Tensor] = lambda t: t,
+        block: int | None = None,
         ends: Sequence[int] = (),
         forbidden: Sequence[int] = (),
         watched: Callable[[int, Step], None] | None = None,
     ) -> None:
         self.model, self.sampling, self.share, self.watched = model, sampling, masked_share, watched
-        self.mask, self.forbidden, self.warpers = model.config.vocab_size - 1, forbidden, warpers(sampling)
+        self.mask, self.warpers = model.config.vocab_size - 1, warpers(sampling)
+        self.remasks, self.seeds, device = sampling.remask != "none", seeds, model.device
         self.lengths = [len(canvas.tokens) for canvas in canvases]
         L = max(self.lengths)
 
-        def rows(of: Callable[[int], Any], rest: Any) -> Tensor:
-            every = [[*of(i), *[rest] * (L - n)] for i, n in enumerate(self.lengths)]
-            return torch.tensor(every).to(model.device)
+        def rows(of: Callable[[Canvas], list[Any]], rest: Any) -> Tensor:
+            return torch.tensor([[*of(c), *[rest] * (L - len(c.tokens))] for c in canvases], device=device)
 
-        uniform = [random_numbers([seed], 2 * n)[0] for seed, n in zip(seeds, self.lengths, strict=True)]
-        self.who_BL = rows(lambda i: uniform[i][::2].tolist(), 0.0).double()
-        self.what_BL = rows(lambda i: uniform[i][1::2].tolist(), 0.0).double()
-        self.ids_BL = rows(lambda i: canvases[i].tokens, self.mask)
-        self.asked_BL = rows(lambda i: canvases[i].asked, False)
-        self.real_BL = rows(lambda i: [True] * self.lengths[i], False)
-        self.place_L = torch.arange(L, device=model.device)
-        self.ends = torch.tensor(ends, dtype=torch.long, device=model.device)
-        self.first_B = self.asked_BL.sum(-1)  # positions open at first
-        self.steps_B = self.first_B.clone()
-        if sampling.steps and sampling.order == "ancestral":
-            self.steps_B.fill_(sampling.steps)
-        elif sampling.steps:
-            self.steps_B.clamp_(max=sampling.steps)
-        self.taken, self.calls = 0, 0  # steps, and calls of the network
-        self.writing_B = torch.ones_like(self.first_B, dtype=torch.bool)  # texts that are not whole
+        self.ids_BL = rows(lambda canvas: canvas.tokens, self.mask)
+        self.asked_BL = rows(lambda canvas: canvas.asked, False)
+        self.real_BL = rows(lambda canvas: [True] * len(canvas.tokens), False)
+        self.padded = block is None and len(set(self.lengths)) > 1
+        self.seed_B = torch.tensor(seeds, device=device)
+        self.place_L = torch.arange(L, device=device)
+        self.ends = torch.tensor(ends, dtype=torch.long, device=device)
+        self.forbidden = torch.tensor(forbidden, dtype=torch.long, device=device)
+        self.asked_B = self.asked_BL.sum(-1)
+        self.calls = 0  # of the network
+        self.writing_B = torch.ones_like(self.asked_B, dtype=torch.bool)  # texts that are not whole
         self.stale_B = self.writing_B.clone()  # whose prediction is that of an earlier state
-        self.logits_BLV: Tensor | None = None
+        self.logits_BLV: Tensor | None = None  # of the block at hand
         self.confidence_BL = (self.ids_BL != self.mask).double()
         self.committed_BL = torch.where(self.ids_BL == self.mask, -1, 0)
-        self.shown_B = torch.zeros_like(self.first_B)  # steps that committed something
+        self.shown_B = torch.zeros_like(self.asked_B)  # steps that changed something
+        self.block = block or L
+        self.cache = None if block is None else StaticCache(config=model.config, max_cache_len=L)
+        self.input_BN = self.ids_BL if block is None else self.ids_BL[:, :block].clone()
+        stream = torch.cuda.Stream(device) if self.replays and device.type == "cuda" else None
+        self.all_rows = self.cache is not None or stream is not None  # shapes stay what they are
+        self.read = Replayed(self._read, stream, after=WARM, what="calls of the network")
+        given = int(self.open_BL.any(0).byte().argmax()) // self.block * self.block
+        if given:  # whole blocks of all texts
+            seen = two_parts(given, self.block, device)[..., :given, :given]
+            model(input_ids=self.ids_BL[:, :given], attention_mask=seen, past_key_values=self.cache)
+        self._go_to(given)
         self._show(self.writing_B)
 
     @property
@@ -224,66 +237,138 @@ class Denoising:
     @torch.no_grad()
     def step(self) -> list[int]:
         self._predict()
-        chosen_BL = self._chosen(self.open_BL & self.writing_B[:, None])
+        here = self.here
+        chosen_BN, opened_BN = self._chosen()
+        changed_B = (chosen_BN | opened_BN).any(-1)
+        if bool(changed_B.any()):
+            self.shown_B += changed_B
+            self._commit(chosen_BN)
+            self.ids_BL[:, here].masked_fill_(opened_BN, self.mask)
+            self.committed_BL[:, here].masked_fill_(opened_BN, -1)
+            self._show(changed_B)
         self.taken += 1
-        changed_B = chosen_BL.any(-1)
-        self.stale_B = torch.zeros_like(changed_B)
-        if not bool(changed_B.any()):
-            return []
-        assert self.logits_BLV is not None
-        logits_NV = self.logits_BLV[chosen_BL]
-        p_NV = logits_NV.softmax(-1, dtype=torch.float64)
-        for warper in self.warpers:
-            logits_NV = warper(None, logits_NV)
-        token_N = logits_NV.argmax(-1)
-        if self.sampling.temperature:
-            token_N = drawn(logits_NV, self.what_BL[chosen_BL][:, None])[:, 0]
-        self.ids_BL[chosen_BL] = token_N
-        self.confidence_BL[chosen_BL] = p_NV.gather(-1, token_N[:, None])[:, 0]
-        self.shown_B += changed_B
-        self.committed_BL = torch.where(chosen_BL, self.shown_B[:, None], self.committed_BL)
-        self._show(changed_B)
         missing_BL = self.open_BL & (self.place_L < self.end_B[:, None])
         whole_B = self.writing_B & ~missing_BL.any(-1)
+        going_B = self.open_BL[:, here].any(-1)
+        if self.remasks:
+            going_B |= self.taken < self.steps_B
+            whole_B &= ~going_B
         self.writing_B &= ~whole_B
-        self.stale_B = changed_B & self.writing_B
-        return [int(row) for row in whole_B.nonzero()]
+        self.stale_B.copy_(changed_B & self.writing_B)
+        whole: list[int] = whole_B.nonzero().flatten().tolist()
+        if self.cache is not None and not bool((going_B & self.writing_B).any()):
+            self._next_block()
+        return whole
+
+    def _next_block(self) -> None:
+        """Keep what was written, and go on."""
+        if bool(self.writing_B.any()):
+            self._call()
+            assert self.cache is not None
+            step_back(self.cache, -self.block)
+            self._go_to(self.here.stop)
+
+    def _go_to(self, first: int) -> None:
+        """To the block that begins there, where a text has its share of the steps."""
+        self.here, self.taken = slice(first, first + self.block), 0
+        self.first_B = self.open_BL[:, self.here].sum(-1)  # positions open at first
+        self.steps_B = self.first_B
+        if self.sampling.steps:
+            self.steps_B = (self.sampling.steps * self.first_B / self.asked_B).round().long()
+            if self.sampling.order != "ancestral":
+                self.steps_B = torch.minimum(self.steps_B, self.first_B)
+        self.steps_B = self.steps_B.clamp_min(1)
+        self.stale_B.copy_(self.writing_B & (self.first_B > 0))
 
     def _predict(self) -> None:
         """Logits of the texts that changed."""
         if not bool(self.stale_B.any()):
             return
-        ids_BL, padded = self.ids_BL[self.stale_B], len(set(self.lengths)) > 1
-        logits = self.model(ids_BL, attention_mask=self.real_BL[self.stale_B] if padded else None).logits
+        self._call()
+        if self.watched is not None:
+            assert self.logits_BLV is not None
+            likeliest_BN = self.logits_BLV.softmax(-1).amax(-1).double()
+            fresh_BN = (self.ids_BL[:, self.here] == self.mask) & self.stale_B[:, None]
+            known_BN = self.confidence_BL[:, self.here]
+            self.confidence_BL[:, self.here] = torch.where(fresh_BN, likeliest_BN, known_BN)
+
+    def _call(self) -> None:
         self.calls += 1
-        if self.forbidden:
-            logits[..., list(self.forbidden)] = -torch.inf
-        if self.logits_BLV is None or len(logits) == len(self.ids_BL):
+        if self.cache is not None:
+            self.input_BN.copy_(self.ids_BL[:, self.here])
+        self.read()
+
+    def _read(self) -> None:
+        """Call the network, and put the logits of texts that changed into their place."""
+        some_B = slice(None) if self.all_rows else self.stale_B
+        real = self.real_BL[some_B] if self.padded else None
+        more = {} if self.cache is None else {"past_key_values": self.cache}
+        logits = self.model(attention_mask=real, **self.inputs(some_B), **more).logits
+        if self.cache is not None:
+            step_back(self.cache, self.block)
+        logits.index_fill_(-1, self.forbidden, -torch.inf)
+        if self.logits_BLV is None:
             self.logits_BLV = logits
+        elif self.all_rows:
+            self.logits_BLV.copy_(torch.where(self.stale_B[:, None, None], logits, self.logits_BLV))
         else:
             self.logits_BLV[self.stale_B] = logits
-        if self.watched is not None:
-            likeliest = logits.softmax(-1).amax(-1).double()
-            known = self.confidence_BL[self.stale_B]
-            self.confidence_BL[self.stale_B] = torch.where(ids_BL == self.mask, likeliest, known)
 
-    def _chosen(self, open_BL: Tensor) -> Tensor:
-        """Which open positions are committed in this step."""
-        order = self.sampling.order
-        then_B = (1 - (self.taken + 1) / self.steps_B.double()).clamp_min(0)  # the time after it
+    def inputs(self, some_B: Any) -> dict[str, Tensor]:
+        """What the network reads of some texts, or of all (a slice); `logits_BLV` are those of the call
+        before (None: none)."""
+        return {"input_ids": self.input_BN[some_B]}
+
+    def _chosen(self) -> tuple[Tensor, Tensor]:
+        """Which open positions are committed in this step, and which committed ones are opened, (B, N)."""
+        sampling, here = self.sampling, self.here
+        order = sampling.order
+        here_BN = self.asked_BL[:, here] & self.writing_B[:, None]
+        committed_BN = here_BN & (self.ids_BL[:, here] != self.mask)
+        open_BN, none_BN = here_BN & ~committed_BN, torch.zeros_like(here_BN)
+        who_BN = self._uniform(0)
+        times = (
+            (1 - at / self.steps_B[:, None].double()).clamp_min(0) for at in (self.taken, self.taken + 1)
+        )
+        if sampling.remask == "loop":
+            times = (looped(t) for t in times)
+        now_B1, then_B1 = times
+        if self.remasks:
+            m_B1, after_B1, p_BN = self.share(now_B1), self.share(then_B1), self.confidence_BL[:, here]
+            opens, commits_B1 = remasking(sampling.remask, sampling.eta, m_B1, after_B1, p_BN, committed_BN)
+            return open_BN & (who_BN < commits_B1), committed_BN & (who_BN < opens)
         if order == "ancestral":
-            return open_BL & (self.who_BL >= self.share(then_B)[:, None])
-        score_BL = self.who_BL
+            return open_BN & (who_BN >= self.share(then_B1)), none_BN
+        score_BN = who_BN
         if order != "first-hitting":
             assert self.logits_BLV is not None
-            score_BL = torch.zeros_like(self.who_BL)
-            score_BL[open_BL] = _certainty(self.logits_BLV[open_BL], order).double()
-        score_BL = torch.where(open_BL, score_BL, -torch.inf)
-        rank_BL = score_BL.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+            score_BN = torch.zeros_like(who_BN)
+            score_BN[open_BN] = certainty(self.logits_BLV[open_BN], order).double()
+        score_BN = torch.where(open_BN, score_BN, -torch.inf)
+        rank_BN = score_BN.argsort(dim=-1, descending=True, stable=True).argsort(-1)
         if order == "threshold":
-            return open_BL & ((score_BL > self.sampling.threshold) | (rank_BL == 0))
-        left_B = (self.first_B * then_B + 1e-9).long()
-        return open_BL & (rank_BL < (open_BL.sum(-1) - left_B).clamp_min(1)[:, None])
+            return open_BN & ((score_BN > sampling.threshold) | (rank_BN == 0)), none_BN
+        left_B = (self.first_B * then_B1[:, 0] + 1e-9).long()
+        return open_BN & (rank_BN < (open_BN.sum(-1) - left_B).clamp_min(1)[:, None]), none_BN
+
+    def _commit(self, chosen_BN: Tensor) -> None:
+        """Draw tokens for some positions."""
+        assert self.logits_BLV is not None
+        logits_RV = self.logits_BLV[chosen_BN]
+        p_RV = logits_RV.softmax(-1, dtype=torch.float64)
+        for warper in self.warpers:
+            logits_RV = warper(None, logits_RV)
+        token_R = logits_RV.argmax(-1)
+        if self.sampling.temperature:
+            token_R = drawn(logits_RV, self._uniform(1)[chosen_BN][:, None])[:, 0]
+        self.ids_BL[:, self.here][chosen_BN] = token_R
+        self.confidence_BL[:, self.here][chosen_BN] = p_RV.gather(-1, token_R[:, None])[:, 0]
+        committed_BN = self.committed_BL[:, self.here]
+        committed_BN.copy_(torch.where(chosen_BN, self.shown_B[:, None], committed_BN))
+
+    def _uniform(self, which: int) -> Tensor:
+        step = self.taken if self.remasks else 0
+        return uniform(self.seed_B, self.place_L[self.here], 2 * step + which)
 
     def _show(self, some_B: Tensor) -> None:
         if self.watched is None:
@@ -294,61 +379,3 @@ class Denoising:
             committed = [None if at < 0 else at for at in self.committed_BL[row, own].tolist()]
             step = Step(self.ids_BL[row, own].tolist(), self.confidence_BL[row, own].tolist(), committed)
             self.watched(row, step)
-
-
-def _certainty(logits_NV: Tensor, order: Order) -> Tensor:
-    p_NV = logits_NV.float().softmax(-1)
-    if order == "entropy":
-        return torch.special.xlogy(p_NV, p_NV).sum(-1)
-    if order == "margin":
-        best = p_NV.topk(2, dim=-1).values
-        return best[:, 0] - best[:, 1]
-    return p_NV.amax(-1)
-
-
-def _canvas(
-    tokenizer: Any,
-    request: Request,
-    sampling: MaskedSampling,
-    config: Any,
-    data: Mapping[str, Any] | None,
-    context: int | None,
-) -> Canvas:
-    """What is given of a text, with masks where it is to be written, as long as the context."""
-    mask = config.vocab_size - 1
-    before, *after = GAP.split(request.prompt) if sampling.infill else (request.prompt,)
-    tokens = encode_prompt(tokenizer, before.rstrip() if after else before, data)
-    given, prompt = [True] * len(tokens), len(tokens)
-    asked = sampling.tokens or (GAP_TOKENS * len(after) if after else (context or 0) - prompt)
-    if asked < max(1, len(after)):
-        raise UsageError(
-            f"{max(0, asked)} tokens are to be written after a prompt of {prompt}",
-            "Shorten the prompt, or give --tokens.",
-        )
-    parts = after or [""]
-    for i, text in enumerate(parts):
-        masks = (i + 1) * asked // len(parts) - i * asked // len(parts)
-        last = i + 1 == len(parts)
-        ids = encode_prompt(tokenizer, text if last else text.rstrip(), {}) if text.strip() else []
-        tokens += [mask] * masks + ids
-        given += [False] * masks + [True] * len(ids)
-    rest = max(0, (context or 0) - len(tokens))
-    return Canvas(tokens + [mask] * rest, [not known for known in given] + [False] * rest, prompt)
-
-
-def _text(
-    tokenizer: Any,
-    request: Request,
-    canvas: Canvas,
-    tokens: list[int],
-    ends: Sequence[int],
-    sampling: MaskedSampling,
-) -> Text:
-    text = tokenizer.decode(tokens, skip_special_tokens=True)
-    why: Ended = "end" if tokens[-1] in ends and canvas.asked[len(tokens) - 1] else "length"
-    if sampling.stop:
-        cut = up_to_stop(
-            text, tokenizer.decode(tokens[: canvas.prompt], skip_special_tokens=True), sampling.stop
-        )
-        text, why = (cut, "stop") if cut != text else (text, why)
-    return Text(request.prompt, request.seed, text, sum(canvas.asked[: len(tokens)]), why)

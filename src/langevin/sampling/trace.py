@@ -4,7 +4,7 @@
     write(..., watched=lambda index, step: trace.steps.append(step))       # of one text
 
 Lists have an entry for each position of the text: prompt, what is written, and what is still open. Step 0
-is how it begins, and every network call that commits something adds a step.
+is how it begins, and every step that commits something, or opens it again, is one more.
 """
 
 from dataclasses import dataclass, field

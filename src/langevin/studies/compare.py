@@ -67,6 +67,8 @@ def compare(
     if plan.equalise:
         plan = terms.equalised(plan, data)
         sizes = terms.all_sizes(plan, data)
+    if plan.equal_flops:
+        plan = terms.equal_in_flops(plan, sizes)
     display = Display(quiet)
     workers = (
         1 if on == "ray" and device != "cpu" else terms.workers_for(plan, sizes, data, device, workers)
@@ -317,7 +319,8 @@ def tuned(plan: Plan, folder: Path) -> tuple[Plan, dict[tuple[str, str], tuple[T
             found = tuple(Trial(rate, record["loss"]) for rate, record in records.items() if record)
             trials[part.name, arm.name] = found
             losses = {trial.lr: trial.loss for trial in found if trial.loss is not None}
-            arms.append(arm.with_(lr=min(losses, key=lambda lr: losses[lr])) if losses else arm)
+            best = min(losses, key=lambda lr: losses[lr], default=None)
+            arms.append(arm if best is None else plan.at_rate(part, arm, best))
         parts.append(replace(part, arms=tuple(arm.text for arm in arms)))
     return replace(plan, parts=tuple(parts)), trials
 
@@ -366,7 +369,7 @@ def _trials(plan: Plan, folder: Path) -> Iterator[Job]:
             for rate in plan.learning_rates(part, arm):
                 place = _trial_folder(plan, folder, part, arm, rate)
                 budget = {"tokens": plan.trial_tokens, "steps": None} if plan.trial_tokens else {}
-                config = plan.config(part, arm, TUNING_SEED, lr=rate, **budget)
+                config = plan.config(part, plan.at_rate(part, arm, rate), TUNING_SEED, **budget)
                 arguments = {"config": config, "folder": place.absolute(), "threads": plan.threads}
                 label = _label(part, arm, f"lr {rate:g}")
                 output, like = place / "done.json", _compiled(part, arm)

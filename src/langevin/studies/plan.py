@@ -148,6 +148,8 @@ class Plan:
     trial_tokens: int | None = None
     """The budget of a trial; default: that of a run."""
     equalise: bool = False
+    equal_flops: bool = False
+    """Every arm gets the training FLOPs of the first, and as many tokens as these pay for."""
     along: bool = False
     """Measure the models on the way, too, for metrics at a matched loss."""
     test_tokens: int = 65_536
@@ -287,6 +289,12 @@ class Plan:
         lr, first = self.config(part, arm, 0).lr, -((self.trials - 1) // 2)
         return [float(f"{lr * 2.0**k:.4g}") for k in range(first, first + self.trials)]
 
+    def at_rate(self, part: Part, arm: Arm, lr: float) -> Arm:
+        """The arm with a learning rate, and under muon with that of the matrices in proportion."""
+        config = self.config(part, arm, 0)
+        muon_lr = float(f"{config.muon_lr * lr / config.lr:.4g}")
+        return arm.with_(lr=lr, **({"muon_lr": muon_lr} if config.optimizer == "muon" else {}))
+
     def as_dict(self) -> dict[str, Any]:
         return dict(_plain(asdict(self)))
 
@@ -294,7 +302,7 @@ class Plan:
 # The fields of a plan that are options of the command line as they stand.
 OPTIONS = (
     *("title", "metrics", "primary", "looks", "margin", "within", "tune", "trials", "trial_tokens"),
-    *("equalise", "along", "test_tokens", "judge", "samples"),
+    *("equalise", "equal_flops", "along", "test_tokens", "judge", "samples"),
 )
 
 

@@ -96,6 +96,7 @@ class Recipe:
     margin: float | None = None
     tune: Literal["lr"] | None = None
     trials: int = 5
+    equal_flops: bool = False
     differs: tuple[str, ...] = ()
     """How this differs from what was published."""
 
@@ -128,6 +129,7 @@ class Recipe:
             margin=self.margin,
             tune=self.tune,
             trials=self.trials,
+            equal_flops=self.equal_flops,
             trial_tokens=chosen.trial_tokens,
             test_tokens=chosen.test_tokens,
             judge=self.judge,

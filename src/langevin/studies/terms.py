@@ -49,6 +49,21 @@ def equalised(plan: Plan, data: list[Any]) -> Plan:
     return replace(plan, parts=tuple(parts))
 
 
+def equal_in_flops(plan: Plan, found: Sizes) -> Plan:
+    """The plan with arms that train on as many tokens as the first arm's FLOPs pay for."""
+    parts = []
+    for part in plan.parts:
+        config, arms = part.config, part.read_arms
+        tokens = config.tokens or config.batch * config.context * (config.steps or 0)
+        flops = [found[part.name, arm.name][1].value for arm in arms]
+        paid = [
+            arm if a_token == flops[0] else arm.with_(tokens=round(tokens * flops[0] / a_token), steps=None)
+            for arm, a_token in zip(arms, flops, strict=True)
+        ]
+        parts.append(replace(part, arms=tuple(arm.text for arm in paid)))
+    return replace(plan, parts=tuple(parts))
+
+
 def _parameters(config: TrainConfig, data: Any) -> int:
     return int(sizes(config, data)[0].value)
 

@@ -251,8 +251,8 @@ def _more(plan: Plan, results: Results, primary: list[Contrast]) -> list[str]:
 
 
 def claims_in_short(answers: Sequence[Answer]) -> str:
-    """Of 8 published claims: 2 seen in direction, 1 in the opposite one and 5 in neither."""
-    ways = {"seen": "seen in direction", "opposite": "in the opposite one", "not seen": "in neither"}
+    """Of 8 published claims: 2 seen in direction, 1 in the opposite direction and 5 not seen."""
+    ways = {"seen": "seen in direction", "opposite": "in the opposite direction", "not seen": "not seen"}
     counts = {way: sum(answer.direction == name for answer in answers) for name, way in ways.items()}
     told = listed(f"{count} {way}" for way, count in counts.items() if count)
     return f"Of {counted(len(answers), 'published claim')}: {told}."
@@ -346,10 +346,13 @@ def not_controlled(plan: Plan, results: Results) -> Iterator[str]:
     """What could explain a difference, or its absence, besides the arms themselves."""
     yield from plan.notes
     yield _tuning(plan, results)
+    if plan.equal_flops:
+        yield "Arms have equal training FLOPs, and so not the same number of tokens."
     for part in results.parts:
         at = f"{part.name}: " if part.name else ""
         for name in ("parameters", "flops_per_token"):
-            yield from (at + sentence for sentence in unequal(part, name))
+            if name == "parameters" or not plan.equal_flops:
+                yield from (at + sentence for sentence in unequal(part, name))
         others = [f"{a.name} ({', '.join(own)})" for a in part.arms if (own := _own_settings(plan, a))]
         if others:
             yield f"{at}Settings of their own besides the mixer: {listed(others)}."

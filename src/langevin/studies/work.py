@@ -17,7 +17,6 @@ from langevin.evaluation.rows import Row
 from langevin.evaluation.runs import evaluate
 from langevin.evaluation.runs import measured as evaluate_model
 from langevin.models.convert import from_pretrained
-from langevin.models.cost import flops_of
 from langevin.objectives import OBJECTIVES
 from langevin.runs import Run, load
 from langevin.sampling.text import Request
@@ -170,25 +169,23 @@ def sizes(config: TrainConfig, data: Any) -> list[Row]:
     """Parameters and FLOPs of the model of a config; a new one is not built in memory."""
     with torch.device("meta") if config.init is None else nullcontext():
         model = build(config, data)
-    passes = OBJECTIVES.parse(config.objective).passes
+    flops = OBJECTIVES.parse(config.objective).flops(model, config.context)
     return [
         Row("parameters", cost.parameter_count(model), "cost"),
-        Row("flops_per_token", flops_of(model, config.context) * passes / 3, "cost"),
+        Row("flops_per_token", flops, "cost"),
     ]
 
 
 def decoding(configs: dict[str, TrainConfig], data: Any, device: str) -> dict[str, list[Row]]:
     """Milliseconds a token and bytes of state, of arms that all decode; elsewhere nothing."""
-    if any(config.context < 2 for config in configs.values()):
+    every = configs.values()
+    if any(config.context < 2 or not OBJECTIVES.parse(config.objective).causal for config in every):
         return {}
     models = {name: build(config, data).eval().to(device) for name, config in configs.items()}
     times: dict[str, list[float]] = {name: [] for name in models}
-    try:
-        for _ in range(ROUNDS):
-            for name, model in models.items():
-                times[name].append(cost.decode_ms(model, configs[name].context))
-    except UsageError:  # an objective that does not decode token by token
-        return {}
+    for _ in range(ROUNDS):
+        for name, model in models.items():
+            times[name].append(cost.decode_ms(model, configs[name].context))
     base = next(iter(times.values()))
     return {
         name: [

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from langevin.environment import without_bars
-from langevin.models.cost import flops_of, peak_flops
+from langevin.models.cost import peak_flops
 from langevin.runs.files import append_json, write_folder, write_text
 from langevin.runs.folder import Lock, read_metrics
 from langevin.training.checkpoint import State, weights, write_tensors
@@ -59,7 +59,7 @@ class Progress:
         self.task = self.bar.add_task("training", total=state.total, completed=state.step, shown="")
         self.bar.start()
         self.logged_at, self.logged_step = time.perf_counter(), state.step
-        self.flops = flops_of(trainer.model, trainer.config.context)
+        self.flops = trainer.objective.flops(trainer.model, trainer.config.context)
         self.peak = peak_flops(torch.cuda.get_device_name(trainer.device)) if trainer.on_gpu else None
 
     def step(self, state: State, trainer: Trainer, ended: bool = False) -> None:

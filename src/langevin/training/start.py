@@ -14,7 +14,6 @@ from langevin.errors import UsageError
 from langevin.mixers import parse
 from langevin.models import backbone
 from langevin.models.config import LangevinConfig
-from langevin.models.cost import flops_of
 from langevin.models.pretrained import located, pretrained, trained_length, without_weights
 from langevin.objectives import OBJECTIVES
 from langevin.runs.files import write_text
@@ -209,6 +208,7 @@ def model_config(config: TrainConfig, *, vocab_size: int, **settings: Any) -> La
         dropout=config.dropout,
         tie_word_embeddings=config.tie,
         causal=objective.causal,
+        **objective.model_settings(),
         **settings,
     )
 
@@ -224,8 +224,8 @@ def estimate(config: TrainConfig) -> dict[str, Any]:
     data = TASKS.parse(config.task).prepare(config)
     model = build(config, data).to(device)
     parameters = sum(p.numel() for p in model.parameters())
-    flops = flops_of(model, config.context)
     trainer = Trainer(replace(config, compile="off", track=None), model, data, Path())
+    flops = trainer.objective.flops(model, config.context)
     steps = None if config.minutes else budget(trainer)
     seconds = seconds_a_step(trainer)
     return {

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
-SYMBOLS, COLOURS = "●■▲◆▼", 8
+SYMBOLS, COLOURS = "●■▲◆▼★✚✖", 8
 RELOAD_SECONDS = 15
 
 
