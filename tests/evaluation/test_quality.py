@@ -271,7 +271,7 @@ def test_evaluate_shows_and_keeps_what_a_masked_run_writes(
     calls = [row["value"] for row in kept["rows"] if row["metric"] == "calls_per_text"]
     assert len(calls) == 2
     assert 0 < min(calls) <= max(calls) <= 6  # a text may end before its last step
-    assert kept["quality"]["infill"] == "the text on both sides was given"
+    assert kept["quality"]["infill"] == "both sides were given"
     assert kept["quality"]["sampling"]["steps"] == 6
     assert kept["quality"]["recovery"] == "what is committed stays: nothing is repaired"
     accuracies = [row for row in kept["rows"] if row["metric"] == "infill_accuracy"]
@@ -306,6 +306,16 @@ def test_a_model_that_knows_the_text_restores_its_middle(model: Run) -> None:
     rows, how = quality.infilled(run, tokens, 40, sampling, "cpu", lambda *told: None)
     assert [row.value for row in rows] == [1.0] * 4
     assert how == "only the text before the gap was given"
+
+
+def test_a_sampler_that_refuses_gaps_is_given_what_is_before_them_and_that_is_said(folder: Path) -> None:
+    run = trained(folder, "blocks", objective="masked(block=4)", steps=2, eval_every=2)
+    texts = quality.real_texts(run.task.prepare(run.config), "test", 2, CONTEXT - 1)
+    tokens = [ids for ids, _ in encoder(run.tokenizer)(texts, False)]
+    sampling = quality.usual(run.objective, CONTEXT)
+    rows, how = quality.infilled(run, tokens, 30, sampling, "cpu", lambda *told: None)
+    assert len(rows) == 4
+    assert how.startswith("only the text before the gap was given: in blocks of 4")
 
 
 def test_recovery_is_the_share_of_wrong_tokens_that_come_right() -> None:

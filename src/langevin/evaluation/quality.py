@@ -424,7 +424,26 @@ def infilled(
 ) -> tuple[list[Row], str]:
     """How many tokens of real texts come back when their middle is taken away, always with the likeliest
     token; and how that was asked. A sampler that fills no gaps sees what is before them alone."""
-    fills = "infill" in {f.name for f in fields(sampling)}
+    refused = ""
+    if "infill" in {f.name for f in fields(sampling)}:
+        try:
+            return _restored(run, real, width, sampling, device, told, True), "both sides were given"
+        except UsageError as error:
+            refused = f": {error.cause}"
+    rows = _restored(run, real, width, sampling, device, told, False)
+    return rows, f"only the text before the gap was given{refused}"
+
+
+def _restored(
+    run: Any,
+    real: list[Tokens],
+    width: int,
+    sampling: Sampling,
+    device: str,
+    told: Told,
+    fills: bool,
+) -> list[Row]:
+    """Real texts that do not come apart into the same tokens, cut at the gap, are left out."""
     decode, encode = run.tokenizer.decode, encoder(run.tokenizer)
     rows, every = [], np.zeros((0, 2))
     for at, gap in enumerate(GAPS):
@@ -461,9 +480,7 @@ def infilled(
             right.append((int((ids[:shared] == true[:shared]).sum()), len(true)))
         every = np.concatenate([every, np.array(right, np.float64)])
         rows.append(_ratio("infill_accuracy", np.array(right, np.float64), {"gap": gap}))
-    rows += [_ratio("infill_accuracy", every, {})] if rows else []
-    how = "the text on both sides was given" if fills else "only the text before the gap was given"
-    return rows, how if rows else "no real text can be cut into tokens and put together again"
+    return rows + ([_ratio("infill_accuracy", every, {})] if rows else [])
 
 
 def _ratio(name: str, counts: Array, at: dict[str, Any]) -> Row:
