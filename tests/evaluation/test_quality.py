@@ -271,7 +271,7 @@ def test_evaluate_shows_and_keeps_what_a_masked_run_writes(
     calls = [row["value"] for row in kept["rows"] if row["metric"] == "calls_per_text"]
     assert len(calls) == 2
     assert 0 < min(calls) <= max(calls) <= 6  # a text may end before its last step
-    assert kept["quality"]["infill"] == "the text on both sides was given"
+    assert kept["quality"]["infill"] == "both sides were given"
     assert kept["quality"]["sampling"]["steps"] == 6
     assert kept["quality"]["recovery"] == "what is committed stays: nothing is repaired"
     accuracies = [row for row in kept["rows"] if row["metric"] == "infill_accuracy"]
@@ -308,6 +308,16 @@ def test_a_model_that_knows_the_text_restores_its_middle(model: Run) -> None:
     assert how == "only the text before the gap was given"
 
 
+def test_a_sampler_that_refuses_gaps_is_given_what_is_before_them_and_that_is_said(folder: Path) -> None:
+    run = trained(folder, "blocks", objective="masked(block=4)", steps=2, eval_every=2)
+    texts = quality.real_texts(run.task.prepare(run.config), "test", 2, CONTEXT - 1)
+    tokens = [ids for ids, _ in encoder(run.tokenizer)(texts, False)]
+    sampling = quality.usual(run.objective, CONTEXT)
+    rows, how = quality.infilled(run, tokens, 30, sampling, "cpu", lambda *told: None)
+    assert len(rows) == 4
+    assert how.startswith("only the text before the gap was given: in blocks of 4")
+
+
 def test_recovery_is_the_share_of_wrong_tokens_that_come_right() -> None:
     true = np.arange(4 * 500).reshape(4, 500) % 97
 
@@ -317,8 +327,18 @@ def test_recovery_is_the_share_of_wrong_tokens_that_come_right() -> None:
         return repaired
 
     run: Any = SimpleNamespace(model=None, objective=SimpleNamespace(repaired=half))
-    row, _ = quality.recovery(run, list(true), 500, None, "cpu")  # type: ignore[arg-type]
+    (row,), _ = quality.recovery(run, list(true), 500, None, "cpu")  # type: ignore[arg-type]
     assert row.value == pytest.approx(0.5, abs=0.12)
+
+
+def test_recovery_is_zero_by_design_only_where_nothing_is_opened_again(masked: Run) -> None:
+    tokens = [np.arange(20)]
+    plain = quality.usual(masked.objective, CONTEXT)
+    (row,), said = quality.recovery(masked, tokens, 20, plain, "cpu")
+    assert (row.value, said) == (0.0, "what is committed stays: nothing is repaired")
+    rows, said = quality.recovery(masked, tokens, 20, replace(plain, remask="cap"), "cpu")  # type: ignore[call-arg]
+    assert not rows
+    assert said.startswith("not measured")
 
 
 def encoder_in(folder: Path, kind: Any) -> str:

@@ -158,7 +158,7 @@ def measure(
     repaired = recovery(run, sets[0].tokens, width, wanted.sampling, device)
     details |= {"judge": wanted.judge, "judge_sha256": judge.sha256, "samples": wanted.samples}
     details |= {"sampling": asdict(wanted.sampling), "infill": how, "recovery": repaired[1]}
-    return [*rows, *more, repaired[0]], details
+    return [*rows, *more, *repaired[0]], details
 
 
 def compared(
@@ -424,7 +424,26 @@ def infilled(
 ) -> tuple[list[Row], str]:
     """How many tokens of real texts come back when their middle is taken away, always with the likeliest
     token; and how that was asked. A sampler that fills no gaps sees what is before them alone."""
-    fills = "infill" in {f.name for f in fields(sampling)}
+    refused = ""
+    if "infill" in {f.name for f in fields(sampling)}:
+        try:
+            return _restored(run, real, width, sampling, device, told, True), "both sides were given"
+        except UsageError as error:
+            refused = f": {error.cause}"
+    rows = _restored(run, real, width, sampling, device, told, False)
+    return rows, f"only the text before the gap was given{refused}"
+
+
+def _restored(
+    run: Any,
+    real: list[Tokens],
+    width: int,
+    sampling: Sampling,
+    device: str,
+    told: Told,
+    fills: bool,
+) -> list[Row]:
+    """Real texts that do not come apart into the same tokens, cut at the gap, are left out."""
     decode, encode = run.tokenizer.decode, encoder(run.tokenizer)
     rows, every = [], np.zeros((0, 2))
     for at, gap in enumerate(GAPS):
@@ -461,9 +480,7 @@ def infilled(
             right.append((int((ids[:shared] == true[:shared]).sum()), len(true)))
         every = np.concatenate([every, np.array(right, np.float64)])
         rows.append(_ratio("infill_accuracy", np.array(right, np.float64), {"gap": gap}))
-    rows += [_ratio("infill_accuracy", every, {})] if rows else []
-    how = "the text on both sides was given" if fills else "only the text before the gap was given"
-    return rows, how if rows else "no real text can be cut into tokens and put together again"
+    return rows + ([_ratio("infill_accuracy", every, {})] if rows else [])
 
 
 def _ratio(name: str, counts: Array, at: dict[str, Any]) -> Row:
@@ -472,7 +489,9 @@ def _ratio(name: str, counts: Array, at: dict[str, Any]) -> Row:
     return _row(name, found, at, len(counts))
 
 
-def recovery(run: Any, real: list[Tokens], width: int, sampling: Sampling, device: str) -> tuple[Row, str]:
+def recovery(
+    run: Any, real: list[Tokens], width: int, sampling: Sampling, device: str
+) -> tuple[list[Row], str]:
     """Of real texts in which a tenth of the tokens was replaced by random ones: the share of these that
     the sampler puts right again. One that never opens what is committed repairs nothing."""
     draw = np.random.default_rng(0)
@@ -482,8 +501,10 @@ def recovery(run: Any, real: list[Tokens], width: int, sampling: Sampling, devic
     wrong &= others != true
     canvas = torch.from_numpy(np.where(wrong, others, true)).to(device)
     repaired = run.objective.repaired(run.model, canvas, sampling)
+    if repaired is None and getattr(sampling, "remask", "none") != "none":
+        return [], "not measured: the sampler opens what is committed, but does not start from a whole text"
     if repaired is None:
-        return Row("corruption_recovery", 0.0, "exact"), "what is committed stays: nothing is repaired"
+        return [Row("corruption_recovery", 0.0, "exact")], "what is committed stays: nothing is repaired"
     right = (repaired.cpu().numpy() == true) & wrong
     counts = np.stack([right.sum(1), wrong.sum(1)], 1).astype(np.float64)
-    return _ratio("corruption_recovery", counts, {}), "by the sampler, with remasking"
+    return [_ratio("corruption_recovery", counts, {})], "by the sampler, with remasking"
