@@ -22,10 +22,8 @@ from langevin.cli.tables import (
 from langevin.errors import UsageError
 from langevin.registry import written
 from langevin.sampling.text import Sampling, Text
-from langevin.settings import GROUPS, TrainConfig, check_count, check_seed, read_seeds
+from langevin.settings import BUDGET, GROUPS, TrainConfig, check_count, check_seed, read_seeds
 from langevin.tasks import TASKS
-
-BUDGETS = ("--tokens", "--steps", "--minutes")
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,9 @@ class WithSettings(Groups):
         if not file:
             raise UsageError("--config names no file", "Give a YAML file, such as a run's config.yaml.")
         config, options = cls.read(Path(file))
-        if any(a.partition("=")[0] in BUDGETS for a in arguments):  # one takes the place of another
-            config = replace(config, tokens=None, steps=None, minutes=None)
+        budgets = [f"--{name}" for name in BUDGET]
+        if any(a.partition("=")[0] in budgets for a in arguments):  # one takes the place of another
+            config = config.with_budget()
         return cls.of(arguments, asdict(config), **options)
 
     @classmethod

@@ -15,6 +15,7 @@ from langevin.settings import TrainConfig
 from langevin.studies.plan import Arm, Part, Plan
 from langevin.studies.words import TOLERANCE
 from langevin.studies.work import sizes
+from langevin.training.fitting import units
 from langevin.training.start import resolved
 
 BUSY = 5e12  # FLOPs of a step that leave no room on a GPU for another run
@@ -33,6 +34,17 @@ def all_sizes(plan: Plan, data: list[Any]) -> Sizes:
         for part, own in zip(plan.parts, data, strict=True)
         for arm in part.read_arms
     }
+
+
+def in_units(plan: Plan, data: list[Any]) -> Plan:
+    """The plan with budgets in epochs as what these are of the task's unit."""
+    parts = []
+    for part, own in zip(plan.parts, data, strict=True):
+        if part.config.epochs is not None:
+            amount = units(part.config, plan.task, own)
+            part = replace(part, settings={**part.settings, "epochs": None, "tokens": amount})
+        parts.append(part)
+    return replace(plan, parts=tuple(parts))
 
 
 def equalised(plan: Plan, data: list[Any]) -> Plan:
@@ -54,7 +66,7 @@ def equal_in_flops(plan: Plan, found: Sizes) -> Plan:
     parts = []
     for part in plan.parts:
         config, arms = part.config, part.read_arms
-        tokens = config.tokens or config.batch * config.context * (config.steps or 0)
+        tokens = config.tokens or plan.task.tokens_a_step(config) * (config.steps or 0)
         flops = [found[part.name, arm.name][1].value for arm in arms]
         paid = [
             arm if a_token == flops[0] else arm.with_(tokens=round(tokens * flops[0] / a_token), steps=None)
