@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from langevin.cli.tables import (
     check_folder,
+    class_tables,
     console_for,
     interval,
     print_pairs,
@@ -154,6 +155,7 @@ class Train(WithSettings):
     def __call__(self) -> int:
         config = self.settings
         numbers = read_seeds(self.seeds) if self.seeds is not None else [config.seed]
+        from langevin.environment import pick_device
         from langevin.runs import train
         from langevin.training.start import default_folder, estimate
 
@@ -172,8 +174,13 @@ class Train(WithSettings):
                 return 130
             last = [row["loss"] for row in rows if row["split"] == "valid"][-1:] or [float("nan")]
             kind = "upper bound of the validation" if run.objective.likelihood == "bound" else "validation"
-            print(f"{run.path}: {kind} loss {last[0]:.4f} nats per token at the end")
-            print(f"Next: langevin evaluate {run.path}; langevin generate {run.path}")
+            per = run.task.unit.removesuffix("s")
+            if run.task.shows_training:
+                from langevin.evaluation.runs import evaluate
+
+                _show(run, evaluate(run, "valid", device=pick_device(one.device))[0])
+            print(f"{run.path}: {kind} loss {last[0]:.4f} nats per {per} at the end")
+            print(f"Next: langevin evaluate {run.path}; langevin {run.task.used_by} {run.path}")
         return 0
 
 
@@ -325,24 +332,31 @@ class Evaluate(WithSampling):
         if self.json:
             print(json.dumps(result, indent=1))
         else:
-            table = table_of(
-                f"{self.path} on {self.split}, step {result['step']}", "metric", "value", "95 % interval"
-            )
             of_texts = [] if texts is None else quality.rows_of_sets(result["rows"])
-            for row in result["rows"]:
-                if row in of_texts:
-                    continue
-                metric = run.task.metric(row["metric"])
-                label = f"{metric.label} ({metric.unit})" if metric.unit else metric.label
-                label += " (upper bound)" if row["kind"] == "bound" else ""
-                label += f", {row['at']['gap']:.0%} taken" if "gap" in row["at"] else ""
-                table.add_row(label, f"{row['value']:.4f}", interval(row["low"], row["high"]))
-            console_for().print(table)
+            _show(run, result, of_texts)
             if texts is not None:
                 console_for().print(quality_table(of_texts, run.task))
                 print(result["quality"]["said"])
         console.print(f"Everything is in {kept}" if kept else f"Not kept: {self.path} cannot be written to")
         return 0
+
+
+def _show(run: Any, result: dict[str, Any], elsewhere: list[Any] | None = None) -> None:
+    """What was measured of a run, but for rows that are shown elsewhere."""
+    table = table_of(
+        f"{run.path} on {result['split']}, step {result['step']}", "metric", "value", "95 % interval"
+    )
+    for row in result["rows"]:
+        if row in (elsewhere or ()) or "class" in row["at"]:
+            continue
+        metric = run.task.metric(row["metric"])
+        label = f"{metric.label} ({metric.unit})" if metric.unit else metric.label
+        label += " (upper bound)" if row["kind"] == "bound" else ""
+        label += f", {row['at']['gap']:.0%} taken" if "gap" in row["at"] else ""
+        table.add_row(label, f"{row['value']:.4f}", interval(row["low"], row["high"]))
+    console_for().print(table)
+    for more in class_tables(result) if "confusion" in result else ():
+        console_for().print(more)
 
 
 @dataclass(frozen=True)

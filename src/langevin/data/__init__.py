@@ -44,9 +44,13 @@ def prepare_labelled(
     name: a name from `names()`, a table (CSV, TSV, JSONL, Parquet), or a folder of them.
     text_column, label_column: of a table; None for text and label.
     first: how many of the training rows to take.
+    progress: show a progress bar on a terminal, and warn of rows that were left out or are cut.
     """
     source = labelled.find(name, text_column, label_column)
-    return LabelledTexts(tokenised(source, tokenizer or source.tokenizer, progress), context, first)
+    found = LabelledTexts(tokenised(source, tokenizer or source.tokenizer, progress), context, first)
+    if progress:
+        found.tell()
+    return found
 
 
 def names() -> list[dict[str, Any]]:

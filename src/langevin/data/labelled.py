@@ -7,6 +7,7 @@ what stands in valid from train. All splits share the tokenizer and the classes 
 B rows, L tokens a batch is padded to.
 """
 
+import json
 import os
 import warnings
 from collections import Counter
@@ -272,7 +273,8 @@ class LabelledTexts:
     context: int
     first: int | None = None  # so many training rows, of a seeded order
 
-    def __post_init__(self) -> None:
+    def tell(self) -> None:
+        """What one should know of the data before believing its numbers."""
         for what, count in self.manifest["facts"]["left out"].items():
             warnings.warn(f"left out: {count:,} {what}", stacklevel=3)
         longer = int((self.spans("train")[1] > self.context - len(self.around[0] + self.around[1])).sum())
@@ -366,11 +368,9 @@ class LabelledTexts:
         found = laid_out(texts, self.around, length, self.context, self.tokenizer.pad_token_id)
         return {**found, "labels": self.labels(split)[rows]}
 
-    def text(self, split: str, row: int) -> str:
-        """A row as far as it is read, as the tokenizer gives it back."""
-        starts, lengths = self.spans(split)
-        tokens = self.corpus.tokens(split)[starts[row] : starts[row] + min(lengths[row], self.context)]
-        return str(self.tokenizer.decode(tokens))
+    def texts(self, split: str) -> list[str]:
+        """The rows of valid or test as they stood."""
+        return list(json.loads((self.corpus.folder / f"{split}.json").read_text()))
 
     def in_batches(self, split: str, rows: np.ndarray, batch: int) -> Iterator[np.ndarray]:
         """Rows of about the same length together."""

@@ -5,6 +5,7 @@ CACHE/tokens/NAME-TOKENIZER-KEY/     KEY is a hash of all that the tokens depend
                                      itself puts a beginning-of-text token before texts
     valid.sizes test.sizes           the characters and bytes that each token adds to the text (uint16)
     train.labels ...                 the class of each document, where they have one (int32)
+    valid.json test.json             the documents themselves, where they have classes: to show mistakes
     tokenizer/ manifest.json
 """
 
@@ -145,6 +146,8 @@ def build(
         labelled = {split: np.asarray(some, "<i4") for split, some in texts.labels.items()}
         for split, labels in labelled.items():
             labels.tofile(folder / f"{split}.labels")
+            if split != "train":
+                (folder / f"{split}.json").write_text(json.dumps(list(texts.splits[split]())))
     manifest = {
         **recipe,
         "facts": texts.facts,

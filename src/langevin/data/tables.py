@@ -1,4 +1,4 @@
-"""Rows of CSV, TSV, JSON Lines and Parquet files: the text in one of their columns, and others beside it."""
+"""Rows of CSV, TSV, JSON Lines and Parquet files: the text in one column, and others beside it."""
 
 import csv
 import json

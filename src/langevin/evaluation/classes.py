@@ -102,6 +102,32 @@ def surest_mistakes(
     return [(int(i), int(said[i]), float(sure[i])) for i in worst]
 
 
+def classifier(run: Any, device: str, batch: int) -> tuple[Any, list[str]]:
+    """A function from texts to the probabilities of classes, and the names of these. The texts are read as
+    those of training were."""
+    from langevin.data.labelled import around, laid_out, reading
+    from langevin.data.tokenizers import encoder
+
+    model, context = run.model.to(device).eval(), run.config.context
+    tokenizer = reading(run.tokenizer, context)
+    encode, edges = encoder(tokenizer), around(tokenizer)
+
+    @torch.no_grad()
+    def classify(texts: list[str]) -> NDArray[Any]:
+        ids = [row for row, _ in encode([text.strip() for text in texts], False)]
+        order = np.argsort([len(row) for row in ids], kind="stable")
+        found = np.empty((len(ids), model.config.num_labels), np.float32)
+        for some in np.array_split(order, range(batch, len(order), batch)):
+            length = min(context, len(ids[some[-1]]) + sum(map(len, edges)))
+            rows = [ids[i] for i in some]
+            arrays = laid_out(rows, edges, max(1, length), context, tokenizer.pad_token_id)
+            read = {name: torch.from_numpy(x).to(device) for name, x in arrays.items()}
+            found[some] = model(**read).logits.softmax(-1).cpu()
+        return found
+
+    return classify, [model.config.id2label[i] for i in range(model.config.num_labels)]
+
+
 def _row(name: str, estimate: Estimate, kind: Any, n: int, at: dict[str, Any] | None = None) -> Row:
     low, high = estimate.low, estimate.high
     se = None if low is None or high is None else (high - low) / 3.92  # of a normal 95 % interval

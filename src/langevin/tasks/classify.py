@@ -38,6 +38,7 @@ class Classify(Task):
     objective = "classify"
     epochs = 10.0
     used_by = "predict"
+    shows_training = True
 
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
         from langevin.objectives import OBJECTIVES
@@ -126,9 +127,10 @@ class Classify(Task):
         logits = torch.cat(found).cpu()[np.argsort(np.concatenate(order))]
         labels = torch.from_numpy(texts.labels(split)[rows])
         measured, details = classes.measure(logits, labels, texts.classes, temperature, resamples)
+        originals = texts.texts(split)
         mistakes = [
             {
-                "text": texts.text(split, int(rows[i])),
+                "text": originals[rows[i]],
                 "class": texts.classes[int(labels[i])],
                 "said": texts.classes[said],
                 "probability": sure,

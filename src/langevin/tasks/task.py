@@ -32,6 +32,7 @@ class Task:
     objective: ClassVar[str] = "ar"  # what its models learn unless told otherwise
     epochs: ClassVar[float | None] = None  # the usual budget; None: ten million of the unit
     used_by: ClassVar[str] = "generate"  # the command that uses its models
+    shows_training: ClassVar[bool] = False  # whether training ends with what is measured on validation
     reported: ClassVar[tuple[str, ...]] = ()  # what comparisons show; default: all that are better one way
 
     judged: ClassVar[tuple[str, ...]] = ()  # what a judge adds to that; (): its models write no texts

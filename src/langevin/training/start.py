@@ -231,14 +231,14 @@ def estimate(config: TrainConfig) -> dict[str, Any]:
     trainer = Trainer(replace(config, compile="off", track=None), model, data, Path())
     flops = trainer.objective.flops(model, config.context)
     steps = None if config.minutes else budget(trainer)
-    seconds = seconds_a_step(trainer)
+    seconds, unit = seconds_a_step(trainer), trainer.task.unit
     return {
         "parameters": parameters,
         "of which embeddings": model.get_input_embeddings().weight.numel(),
-        "tokens a step": trainer.a_step,
+        f"{unit} a step": trainer.a_step,
         "steps": round(60 * (config.minutes or 0) / seconds) if steps is None else steps,
         "FLOPs a token": round(flops),
-        "FLOPs in all": None if steps is None else f"{flops * steps * trainer.a_step:.3g}",
+        "FLOPs in all": f"{flops * steps * trainer.a_step:.3g}" if steps and unit == "tokens" else None,
         "bytes of weights, gradients and moments": 16 * parameters,
         "parts a step": trainer.parts,
         f"seconds a step on this {device}": f"{seconds:.3g}",
