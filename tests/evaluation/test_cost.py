@@ -83,7 +83,14 @@ def test_peak_memory_is_known_on_cuda_only():
 
 
 @pytest.mark.parametrize(
-    "mixer", ["neighbor", "neighbor(iters=8)", "neighbor(kind='linear')", "neighbor(shared=False)"]
+    "mixer",
+    [
+        "neighbor",
+        "neighbor(iters=8)",
+        "neighbor(kind='linear')",
+        "neighbor(shared=False)",
+        "neighbor(kind='content')",
+    ],
 )
 def test_the_flops_of_an_attention_free_model_are_those_that_torch_counts(mixer):
     m = model(mixer, hidden_size=32).train()

@@ -18,6 +18,16 @@ def badly(why: str) -> dict[str, Any]:
     raise RuntimeError(why)
 
 
+def once(mark: str) -> dict[str, Any]:
+    """Fails where this process did it before."""
+    if os.environ.get("BROKEN"):
+        raise RuntimeError("still broken")
+    os.environ["BROKEN"] = "yes"
+    if mark == "breaks":
+        raise RuntimeError("launch failure")
+    return {"pid": os.getpid()}
+
+
 def killed(how: int) -> dict[str, Any]:
     os.kill(os.getpid(), how)
     time.sleep(60)

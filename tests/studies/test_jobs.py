@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_jobs import badly, job, killed, slowly, well
+from small_jobs import badly, job, killed, once, slowly, well
 from small_study import arms_in, compared, flags, plan, results_in, timeless
 
 from langevin.errors import UsageError, WorkError
@@ -109,6 +109,16 @@ def test_a_worker_that_dies_takes_its_own_job_with_it_and_is_replaced(crew, tmp_
     assert ended["bad"].said == "RuntimeError: it broke"
     assert [one.done for one in every] == [True, False, True, False, True]
     assert json.loads(every[1].failure.read_text())["error"] == ended["killed"].said
+
+
+def test_a_worker_whose_job_failed_is_replaced(tmp_path):
+    """An error on a GPU stays in the process that had it."""
+    every = [job(tmp_path, mark, once, mark=mark) for mark in ("breaks", "works")]
+    for one in every:
+        one.output.parent.mkdir()
+    with Workers(1, 1) as crew:
+        ended = carried_out(crew, every)
+    assert (ended["breaks"].said, ended["works"].status) == ("RuntimeError: launch failure", "done")
 
 
 def test_a_job_that_must_be_alone_waits_until_nobody_is_busy(crew, tmp_path):

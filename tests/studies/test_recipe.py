@@ -18,6 +18,7 @@ from langevin.studies.recipe import SCALES
 from langevin.studies.reproduce import mixer_settings
 
 NAMES = [
+    "ar-vs-diffusion",
     "drift-diffusion-gpt2",
     "heat-calibration",
     "heat-depth-law",

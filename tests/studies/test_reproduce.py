@@ -18,7 +18,14 @@ from langevin.studies.plan import read_plan
 from langevin.studies.reproduce import reproduce, reproduce_speed
 from models.tiny_models import tiny
 
-TRAINING = ["drift-diffusion-gpt2", "heat-calibration", "heat-depth-law", "ssmax-text8", "swap-softmax"]
+TRAINING = [
+    "ar-vs-diffusion",
+    "drift-diffusion-gpt2",
+    "heat-calibration",
+    "heat-depth-law",
+    "ssmax-text8",
+    "swap-softmax",
+]
 
 
 def tiny_recipe(name, home):

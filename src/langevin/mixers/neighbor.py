@@ -6,6 +6,13 @@ Iterated `iters` times on h, starting from x, with hop δ = 1, or 1, 2, 4, ... w
     h_i  <- LayerNorm( α h_i + (1 - α) W₂ GELU(W₁ n_i) )            kind='mlp'
     h_i  <- α h_i + (1 - α) (W h_{i-δ} + W h_{i+δ})                 kind='linear'
 
+kind='content' starts from h = W_u x; every token says for each head, iteration and neighbour what it takes:
+
+    p_i  =  softmax( T x_i + s_h [self] ),    h_i <- p_i,l h_{i-δ} + p_i,s h_i + p_i,r h_{i+δ}
+    y_i  =  W_o ( h_i ⊙ SiLU(W_g x_i) )
+
+s_h is 0 for the first head and SELF for the last, which start far and near. No matrix is in the loop.
+
 Causal drops the right neighbour. Beyond the ends, across documents and at padding there are zeros, again at
 every iteration, so nothing wraps around and nothing bleeds. Iterations share weights unless shared=False.
 noise adds σ · rms(x) · ε to x in training. A token hears iters hops (dilated: 2^iters - 1 tokens) far.
@@ -16,6 +23,7 @@ B batch, L tokens, W width.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -28,13 +36,15 @@ from langevin.kernels.view import View
 from langevin.mixers.mechanism import Geometry, Wrappers, check_heads
 from langevin.mixers.spec import Spec, register
 
+SELF = 3.0  # by how much the last head starts with itself
+
 
 @register("neighbor")
 @dataclass(frozen=True)
 class Neighbor:
     iters: int = 4
     alpha: float = 0.5
-    kind: Literal["mlp", "linear"] = "mlp"
+    kind: Literal["mlp", "linear", "content"] = "mlp"
     shared: bool = True
     hops: Literal[1, "dilated"] = 1
     noise: float = 0.0
@@ -44,6 +54,7 @@ class Neighbor:
         "neighbor",
         "neighbor(hops='dilated')",
         "neighbor(kind='linear')",
+        "neighbor(kind='content', hops='dilated')",
     )
 
     def __post_init__(self) -> None:
@@ -53,11 +64,21 @@ class Neighbor:
             raise UsageError(f"neighbor(alpha={self.alpha}) must be between 0 and 1")
         if self.noise < 0:
             raise UsageError(f"neighbor(noise={self.noise}) must be 0 or more")
+        if self.kind == "content" and (self.alpha, self.shared) != (0.5, True):
+            raise UsageError(
+                "neighbor(kind='content') learns what a token keeps, at every iteration",
+                "Leave alpha and shared out.",
+            )
         if self.hops == "dilated" and self.iters > 30:
             raise UsageError(f"neighbor(iters={self.iters}) doubles its hop too often", "Use 30.")
 
     def module(self, spec: Spec, **place: Any) -> NeighborMixer:
         return NeighborMixer(spec, **place)
+
+    @property
+    def repeats(self) -> int:
+        """How often a token goes through the same matrices."""
+        return self.iters if self.shared and self.kind != "content" else 1
 
     @property
     def distances(self) -> list[int]:
@@ -82,7 +103,11 @@ class NeighborMixer(nn.Module):
         check_heads(width, heads)
         self.spec, self.width, self.heads, self.causal = spec, width, heads, causal
         self.config: Neighbor = spec.mixer
-        copies = 1 if self.config.shared else self.config.iters
+        self.content: Content | None = None
+        if self.config.kind == "content":
+            self.content, copies = Content(width, heads, self.config.iters, causal), 0
+        else:
+            copies = 1 if self.config.shared else self.config.iters
         step = MLPStep if self.config.kind == "mlp" else LinearStep
         self.steps = nn.ModuleList(step(width, self.config.alpha, causal) for _ in range(copies))
         self.geometry = Geometry(heads, width // heads, heads, layer, depth, max_length)
@@ -93,14 +118,22 @@ class NeighborMixer(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Mixed x, and the state after it: the last `hop` inputs of every iteration. x comes after the
         tokens of a state, of which the view shows what may be seen."""
-        h, kept = only_real(self._noised(x_BLW), view), []
+        x_BLW, kept = self._noised(x_BLW), []
+        h, taps = (x_BLW, None) if self.content is None else self.content.begin(x_BLW)
+        h = only_real(h, view)
         for i, hop in enumerate(self.config.distances):
             nothing = h.new_zeros(h.shape[0], hop, self.width)
             right = None if self.causal else only_shown(torch.cat([h, nothing], 1)[:, hop:], view, -hop)
             longer = torch.cat([nothing if state is None else state[i], h], 1)
             kept.append(longer[:, -hop:])
             left = only_shown(longer[:, : h.shape[1]], view, hop)
-            h = only_real(self.steps[0 if self.config.shared else i](h, left, right), view)
+            if taps is None:
+                h = self.steps[0 if self.config.shared else i](h, left, right)
+            else:
+                h = mixed(taps[..., i, :, :], [left, h] if right is None else [left, h, right])
+            h = only_real(h, view)
+        if self.content is not None:
+            h = self.content.end(h, x_BLW)
         heads = h.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return self.wrappers(heads).transpose(1, 2).flatten(-2), tuple(kept)
 
@@ -121,6 +154,38 @@ def only_real(h_BLW: Tensor, view: View) -> Tensor:
     if view.real_BK is None:
         return h_BLW
     return torch.where(view.at_queries(view.real_BK)[..., None], h_BLW, 0.0)
+
+
+def mixed(taps_BLHN: Tensor, neighbours: list[Tensor]) -> Tensor:
+    """Σ_n p_n h_n, with one p for the channels of a head."""
+    H = taps_BLHN.shape[-2]
+    parts = [
+        p[..., None] * h.unflatten(-1, (H, -1))
+        for p, h in zip(taps_BLHN.unbind(-1), neighbours, strict=True)
+    ]
+    return sum(parts[1:], parts[0]).flatten(-2)
+
+
+class Content(nn.Module):
+    """What is mixed, what each token takes of its neighbours, and what becomes of it."""
+
+    def __init__(self, width: int, heads: int, iters: int, causal: bool) -> None:
+        super().__init__()
+        self.shape = (iters, heads, 2 if causal else 3)
+        self.value = nn.Linear(width, width, bias=False)
+        self.gate = nn.Linear(width, width, bias=False)
+        self.taps = nn.Linear(width, math.prod(self.shape))
+        self.out = nn.Linear(width, width)
+
+    def begin(self, x_BLW: Tensor) -> tuple[Tensor, Tensor]:
+        """h, and the taps (B, L, iterations, heads, neighbours)."""
+        logits = self.taps(x_BLW).unflatten(-1, self.shape)
+        stays = torch.linspace(0, SELF, self.shape[1], device=x_BLW.device, dtype=logits.dtype)
+        own = F.pad(stays[:, None], (1, self.shape[2] - 2))
+        return self.value(x_BLW), (logits + own).softmax(-1)
+
+    def end(self, h_BLW: Tensor, x_BLW: Tensor) -> Tensor:
+        return self.out(h_BLW * F.silu(self.gate(x_BLW)))
 
 
 class MLPStep(nn.Module):

@@ -211,6 +211,10 @@ class Workers:
                 worker.process.join()
                 self.crew.remove(worker)
                 outcome = failed(job, _death(worker.process.exitcode))
+            else:
+                if outcome.status == "failed":  # what broke a GPU for it breaks every job that follows
+                    worker.line.close()
+                    self.crew.remove(worker)
             ended(job, outcome)
 
     def _start(self) -> _Worker:
