@@ -32,7 +32,7 @@ Rows = list[tuple[str, str]]  # texts and labels
 Read = Callable[[Path], Iterator[tuple[str, str]]]
 
 LENGTHS = 6  # to which batches are padded; a GPU plans, compiles and records each of them once
-MOST_CLASSES = 0.5  # of the rows of train: more are no classes
+MOST_CLASSES, FEW_CLASSES = 0.5, 10  # of the rows of train: more are no classes, unless they are few
 USUAL_LABEL = "label"
 
 
@@ -235,6 +235,11 @@ def _classes(splits: dict[str, Rows], name: str) -> list[str]:
     """The labels of train, numbers in their order; raises where nothing can be learned from them."""
     labels = {split: Counter(label for _, label in rows) for split, rows in splits.items()}
     found = labels["train"]
+    if len(found) > MOST_CLASSES * len(splits["train"]) and len(found) > FEW_CLASSES:
+        raise UsageError(
+            f"{name} has {len(found):,} labels in {len(splits['train']):,} training rows",
+            "Name the column of the classes (--label-column NAME).",
+        )
     for split, rows in splits.items():
         if not rows:
             raise UsageError(
@@ -243,11 +248,6 @@ def _classes(splits: dict[str, Rows], name: str) -> list[str]:
     if len(found) < 2:
         raise UsageError(
             f"{name} has one class only, {next(iter(found))!r}", "A classifier needs two or more."
-        )
-    if len(found) > MOST_CLASSES * len(splits["train"]):
-        raise UsageError(
-            f"{name} has {len(found):,} labels in {len(splits['train']):,} training rows",
-            "Name the column of the classes (--label-column NAME).",
         )
     for split in SPLITS[1:]:
         other = [label for label in labels[split] if label not in found]
