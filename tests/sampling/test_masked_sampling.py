@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ from torch import Tensor
 import langevin
 from enumerable import BlockDenoiser, ExactDenoiser, L, Tokens, V, markov
 from langevin import cli
-from langevin.errors import UsageError
+from langevin.errors import Diverged, UsageError
 from langevin.objectives.masked import Masked
 from langevin.runs import train
 from langevin.sampling import masked
 from langevin.sampling.canvas import Canvas
 from langevin.sampling.masked import Denoising, MaskedSampling, generate
+from langevin.sampling.orders import remasking
 from langevin.sampling.text import Request, Text
 from langevin.sampling.trace import Trace
 from objectives.test_masked import tiny
@@ -112,6 +115,15 @@ def test_only_what_is_opened_again_can_be_repaired(remask: Any) -> None:
         float(model.surprise(writing.ids_BL).mean()),
     )
     assert found > usual + 1 if remask == "none" else found < usual + 0.4
+
+
+def test_the_last_step_commits_all_whatever_is_rounded() -> None:
+    m = torch.linspace(1e-6, 1, 10_001, dtype=torch.float64)[:, None]
+    p, committed = torch.rand(len(m), 4, dtype=torch.float64), torch.rand(len(m), 4) < 0.5
+    for kind in REMASKS:
+        opens, commits = remasking(kind, 0.3, m, torch.zeros_like(m), p, committed)
+        assert not opens.any()
+        assert (commits == 1).all()
 
 
 def test_one_step_draws_every_position_as_if_it_were_alone(floor: float) -> None:
@@ -215,6 +227,39 @@ def test_whole_blocks_of_a_prompt_are_read_at_once() -> None:
         while bool(writing.writing_B.any()):
             writing.step()
     assert torch.equal(alone.ids_BL[0], together.ids_BL[0])
+
+
+@pytest.mark.parametrize("steps", [4, 7, 10, 13, 16])
+def test_steps_are_spread_over_blocks(steps: int) -> None:
+    canvas = Canvas([10] * 16, [True] * 16)
+    sampling = MaskedSampling(order="confidence", steps=steps)
+    writing = Denoising(tiny().eval(), [canvas], sampling, [5], block=4)
+    taken = 0
+    while bool(writing.writing_B.any()):
+        writing.step()
+        taken += 1
+    assert taken == steps
+    assert writing.calls == steps + 3  # and one to keep each block that another follows
+
+
+def test_what_was_written_leaves_no_memory_behind() -> None:
+    """A graph's memory is large, and nobody knows when Python looks for circles."""
+    writing = Denoising(markov(), [OPEN], MaskedSampling(), [0])
+    writing.step()
+    known = weakref.ref(writing)
+    gc.disable()
+    try:
+        del writing
+        assert known() is None
+    finally:
+        gc.enable()
+
+
+def test_a_model_that_diverged_writes_nothing() -> None:
+    model = tiny().eval()
+    torch.nn.init.constant_(model.lm_head.weight, torch.nan)
+    with pytest.raises(Diverged, match="not finite"):
+        Denoising(model, [Canvas([10] * 4, [True] * 4)], MaskedSampling(), [0]).step()
 
 
 @pytest.mark.parametrize("block", [None, 4])

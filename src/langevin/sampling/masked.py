@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import StaticCache
 from transformers.generation.streamers import BaseStreamer
 
-from langevin.errors import UsageError
+from langevin.errors import Diverged, UsageError
 from langevin.models.cache import step_back
 from langevin.objectives.masked import two_parts
 from langevin.sampling.ar import WARM, drawn, refuse_too_long, warpers
@@ -274,11 +274,15 @@ class Denoising:
         self.first_B = self.open_BL[:, self.here].sum(-1)  # positions open at first
         self.steps_B = self.first_B
         if self.sampling.steps:
-            self.steps_B = (self.sampling.steps * self.first_B / self.asked_B).round().long()
+            before_B = self.asked_BL[:, :first].sum(-1)
+            self.steps_B = self._steps_for(before_B + self.first_B) - self._steps_for(before_B)
             if self.sampling.order != "ancestral":
                 self.steps_B = torch.minimum(self.steps_B, self.first_B)
         self.steps_B = self.steps_B.clamp_min(1)
         self.stale_B.copy_(self.writing_B & (self.first_B > 0))
+
+    def _steps_for(self, tokens_B: Tensor) -> Tensor:
+        return (self.sampling.steps * tokens_B / self.asked_B).round().long()
 
     def _predict(self) -> None:
         """Logits of the texts that changed."""
@@ -356,6 +360,8 @@ class Denoising:
         assert self.logits_BLV is not None
         logits_RV = self.logits_BLV[chosen_BN]
         p_RV = logits_RV.softmax(-1, dtype=torch.float64)
+        if bool(p_RV[:, 0].isnan().any()):
+            raise Diverged("the model's predictions are not finite", "Try an earlier checkpoint.")
         for warper in self.warpers:
             logits_RV = warper(None, logits_RV)
         token_R = logits_RV.argmax(-1)
