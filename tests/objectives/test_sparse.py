@@ -202,7 +202,7 @@ def test_before_anything_is_learned_feedback_counts_for_nothing() -> None:
 
 def test_in_training_a_fixed_share_of_rows_gets_feedback_after_the_warm_up() -> None:
     objective, model, x = Sparse(k=2, feedback=0.75), Exact(full=False, training=True), tokens(8, L + 1) % V
-    for progress, fed in ((0.0, []), (0.5, [0, 1, 2, 4, 5, 6])):
+    for progress, fed in ((0.0, []), (0.5, [1, 2, 3, 5, 6, 7])):
         model.read.clear()
         objective.loss(model, {"tokens": x, "progress": torch.tensor(progress)}, generator_of(1))
         ((_, p_BLK),) = model.read
@@ -430,7 +430,7 @@ def test_parts_of_a_batch_add_up_in_low_precision_and_compiled(objective: Sparse
     for ours, theirs in zip(*gradients, strict=True):
         assert float((ours - theirs).norm()) <= 0.03 * float(ours.norm())
     model.zero_grad()
-    for rows in (slice(0, 4), slice(4, 8)):
+    for rows in (slice(0, 1), slice(1, 3), slice(3, 8)):
         step({name: y[rows] if y.ndim else y for name, y in batch.items()}).backward()
     for ours, p in zip(gradients[0], model.parameters(), strict=True):
         assert float((ours - p.grad).norm()) <= 0.03 * float(ours.norm())
