@@ -397,6 +397,8 @@ def test_gaps_are_filled_between_what_is_given(loaded: Any) -> None:
         assert " cups. Ann gave" in text.text
         assert text.text.endswith(" left.")
         assert (text.tokens, text.ended) == (9, "length")
+        between = loaded[1].decode(text.ids[:4]), loaded[1].decode(text.ids[4:])
+        assert text.text == f"Ann had{between[0]} cups. Ann gave{between[1]} left."
     assert first.text != second.text
 
 

@@ -329,7 +329,7 @@ class Evaluate(WithSampling):
             table = table_of(
                 f"{self.path} on {self.split}, step {result['step']}", "metric", "value", "95 % interval"
             )
-            of_texts = [] if texts is None else quality.rows_of_sets(result["rows"])
+            of_texts = [row for row in result["rows"] if row["metric"] in quality.OF_SETS]
             for row in result["rows"]:
                 if row in of_texts:
                     continue
@@ -423,7 +423,7 @@ class Generate(WithSampling):
             status.update(f"texts {which}: {tokens} tokens")
 
         def finished(index: int, text: Text) -> None:
-            run.keep_sample(asdict(text))
+            run.keep_sample(text.as_dict())
             if not streams and not self.json and not (self.watch and index == 0):
                 if not self.watch:
                     status.stop()
@@ -453,7 +453,7 @@ class Generate(WithSampling):
             self.html.write_text(player(traces, decode, "How texts appeared", facts), encoding="utf-8")
             console.print(f"The page is {self.html}")
         if self.json:
-            print(json.dumps([asdict(text) for text in texts], indent=2, ensure_ascii=False))
+            print(json.dumps([text.as_dict() for text in texts], indent=2, ensure_ascii=False))
         return 0
 
 

@@ -27,7 +27,6 @@ B rows, T tokens, L = T - 1 of them predicted (those that `ar` predicts), in M b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -239,10 +238,17 @@ class Masked(Objective):
 
         return MaskedSampling
 
-    def sampler(self) -> Callable[..., Any]:
+    def sampler(self) -> partial[Any]:
         from langevin.sampling.masked import generate
 
         return partial(generate, masked_share=self.masked_share, block=self.block)
+
+    def repaired(self, model: Any, tokens_BL: Tensor, sampling: Any) -> Tensor | None:
+        from langevin.sampling.masked import rewritten
+
+        if sampling.remask == "none":
+            return None
+        return rewritten(model, tokens_BL, sampling, **self.sampler().keywords)
 
     def _with_draws(self, batch: Batch, generator: torch.Generator | None) -> Batch:
         """The batch with its random numbers: those that came with it, or new ones."""

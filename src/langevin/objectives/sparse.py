@@ -30,7 +30,6 @@ B rows, L predictions, V vocabulary, K candidates, R = 2K + 1 random numbers of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -194,7 +193,7 @@ class Sparse(Masked):
             found["probabilities"] *= fed[some][:, None, None]
         return {name: x.new_zeros(B, *x.shape[1:]).index_copy(0, some, x) for name, x in found.items()}
 
-    def sampler(self) -> Callable[..., Any]:
+    def sampler(self) -> partial[Any]:
         from langevin.sampling.sparse import FullDenoising, SoftDenoising
 
         if not self.k:

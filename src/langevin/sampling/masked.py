@@ -20,7 +20,7 @@ positions that are committed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -145,14 +145,31 @@ def generate(
             for row in whole:
                 i = first + row
                 new = writing.ids_BL[row, : end[row]].tolist()
-                text = ended(tokenizer, requests[i], canvases[i], new, ends, sampling)
-                texts[i] = replace(text, calls=writing.calls)
+                texts[i] = ended(tokenizer, requests[i], canvases[i], new, ends, sampling, writing.calls)
                 finished(i, texts[i])
             stepped(rows, int((writing.asked_BL & ~writing.open_BL).sum(-1).max()))
         if streamer is not None:
             streamer.put(torch.tensor([tokenizer(texts[first].text, add_special_tokens=False).input_ids]))
             streamer.end()
     return [texts[i] for i in range(len(requests))]
+
+
+def rewritten(
+    model: Any,
+    tokens_BL: Tensor,
+    sampling: MaskedSampling,
+    *,
+    masked_share: Callable[[Tensor], Tensor],
+    block: int | None,
+    denoising: Callable[..., Denoising] | None = None,
+) -> Tensor:
+    """Whole texts after all steps in which any of their tokens may be opened and written anew."""
+    canvases = [Canvas(row, [True] * len(row)) for row in tokens_BL.tolist()]
+    seeds = list(range(len(canvases)))
+    writing = (denoising or Denoising)(model, canvases, sampling, seeds, masked_share, block)
+    while bool(writing.writing_B.any()):
+        writing.step()
+    return writing.ids_BL
 
 
 def _told(watched: Callable[[int, Step], None], first: int, row: int, step: Step) -> None:
@@ -248,7 +265,7 @@ class Denoising:
             self._show(changed_B)
         self.taken += 1
         missing_BL = self.open_BL & (self.place_L < self.end_B[:, None])
-        whole_B = self.writing_B & ~missing_BL.any(-1)
+        whole_B = self.writing_B & ~missing_BL.any(-1) & (self.end_B <= here.stop)
         going_B = self.open_BL[:, here].any(-1)
         if self.remasks:
             going_B |= self.taken < self.steps_B
@@ -271,7 +288,7 @@ class Denoising:
     def _go_to(self, first: int) -> None:
         """To the block that begins there, where a text has its share of the steps."""
         self.here, self.taken = slice(first, first + self.block), 0
-        self.first_B = self.open_BL[:, self.here].sum(-1)  # positions open at first
+        self.first_B = self.asked_BL[:, self.here].sum(-1)  # positions to write
         self.steps_B = self.first_B
         if self.sampling.steps:
             before_B = self.asked_BL[:, :first].sum(-1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from langevin.errors import UsageError
 
@@ -34,6 +34,12 @@ class Text:
     ended: Ended
     calls: int = field(default=0, compare=False)
     """Of the network, since the batch it was written in began."""
+    ids: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    """Of the tokens that were written."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a reader wants to know."""
+        return {name: value for name, value in vars(self).items() if name != "ids"}
 
 
 @dataclass(frozen=True)
