@@ -408,6 +408,7 @@ def encoder_in(folder: Path, kind: Any) -> str:
         (["--samples", "4", "--judge", "JUDGE", "--temperature", "0.5"], "written at --temperatures"),
         (["--samples", "4", "--judge", "JUDGE", "--steps", "5"], "--steps is for the objective masked"),
         (["--top-k", "5"], "no texts are written"),
+        (["--temperatures", "0.5,0.6"], "no texts are written"),
         (["--samples", "4", "--judge", "MASKED"], "does not predict the next token"),
         (["--samples", "4", "--judge", "ENCODER"], "does not predict the next token"),
     ],

@@ -472,6 +472,8 @@ def test_the_command_line_has_the_flags_of_the_sampler(
     assert said(str(run), "--prompt", "Ann", *loops, "--eta", "0.05").startswith("Ann")
     assert "eta=2.0 must be" in said(str(run), *loops, "--eta", "2", status=2)
     assert "threshold=1.5 must be" in said(str(run), "--threshold", "1.5", status=2)
+    assert "changes nothing without --order threshold" in said(str(run), "--threshold", "0.5", status=2)
+    assert "changes nothing without --remask" in said(str(run), "--eta", "0.5", status=2)
     assert "temperature=-1.0 must be" in said(str(run), "--temperature", "-1", status=2)
     long = said(str(run), "--prompt", "Ann had " * 9, status=2)
     assert "0 tokens are to be written after a prompt of" in long

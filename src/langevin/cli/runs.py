@@ -178,9 +178,10 @@ class Train(WithSettings):
         return 0
 
 
-def read_temperatures(text: str) -> tuple[float, ...]:
+def read_temperatures(text: str) -> dict[str, tuple[float, ...]]:
+    """As an option, where some are given."""
     try:
-        return tuple(float(word) for word in text.split(","))
+        return {"temperatures": tuple(float(word) for word in text.split(","))} if text else {}
     except ValueError:
         raise UsageError(f"{text!r} names no temperatures", "Write 0.7,0.8,0.9,1.0.") from None
 
@@ -251,8 +252,8 @@ class Evaluate(WithSampling):
     """Texts that are written and judged, too, at each of the temperatures."""
     judge: str | None = None
     """Who judges them: any causal language model (a folder, a run or a name on the Hub)."""
-    temperatures: str = "0.7,0.8,0.9,1.0"
-    """At which texts are written."""
+    temperatures: str = ""
+    """At which they are written; default: 0.7,0.8,0.9,1.0."""
     json: bool = False
     """Print JSON."""
 
@@ -288,19 +289,19 @@ class Evaluate(WithSampling):
         from langevin.evaluation import quality
 
         usual = quality.usual(run.objective, run.config.context)
-        if self.sampling.temperature != usual.temperature or (
-            self.judge is None and self.sampling != usual
-        ):
-            raise UsageError(
-                "texts to be judged are written at --temperatures"
-                if self.judge is not None
-                else "no texts are written, and there is nothing that a sampler would do",
-                "Leave --temperature out." if self.judge is not None else "Give --samples and --judge.",
-            )
         texts = None
-        if self.samples is not None and self.judge is not None:
-            temperatures = read_temperatures(self.temperatures)
-            texts = quality.Wanted(self.samples, self.judge, self.sampling, temperatures)
+        if self.samples is None or self.judge is None:
+            if self.sampling != usual or self.temperatures:
+                raise UsageError(
+                    "no texts are written, and there is nothing to sample", "Give --samples and --judge."
+                )
+        else:
+            if self.sampling.temperature != usual.temperature:
+                raise UsageError(
+                    "texts to be judged are written at --temperatures", "Leave --temperature out."
+                )
+            swept = read_temperatures(self.temperatures)
+            texts = quality.Wanted(self.samples, self.judge, self.sampling, **swept)
             texts.check()
             if not run.task.judged:
                 raise UsageError(

@@ -77,6 +77,10 @@ class MaskedSampling(Sampling):
             raise UsageError("--remask goes with ancestral steps", "Give --order ancestral.")
         if not 0 <= self.eta <= 1:
             raise UsageError(f"eta={self.eta} must be from 0 to 1")
+        for name, used in (("--threshold", self.order == "threshold"), ("--eta", self.remask != "none")):
+            if not used and getattr(self, name[2:]) != getattr(MaskedSampling, name[2:]):
+                need = "--order threshold" if name == "--threshold" else "--remask"
+                raise UsageError(f"{name} changes nothing without {need}", f"Leave {name} out.")
         for text in self.infill:
             if not GAP.search(text):
                 raise UsageError(
