@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ from langevin.sampling import masked
 from langevin.sampling.canvas import Canvas
 from langevin.sampling.masked import Denoising, MaskedSampling, generate
 from langevin.sampling.orders import remasking
-from langevin.sampling.text import Request, Text
-from langevin.sampling.trace import Trace
+from langevin.sampling.text import Request, Step, Text
 from objectives.test_masked import tiny
 from training.small_run import small
 
@@ -426,26 +426,26 @@ def test_a_text_ends_with_its_end_unless_its_length_is_fixed(loaded: Any) -> Non
 
 def test_a_trace_tells_every_step(loaded: Any) -> None:
     model, tokenizer = loaded
-    trace = Trace(mask=model.config.mask_token_id)
+    mask, trace = model.config.mask_token_id, list[Step]()
     (text,) = generate(
         model,
         tokenizer,
         [Request("Ann")],
         MaskedSampling(steps=7, order="confidence", fixed=True),
         context=48,
-        watched=lambda index, step: trace.steps.append(step),
+        watched=lambda index, step: trace.append(step),
     )
-    assert len(trace.steps) == 8
-    begin, *_, end = trace.steps
+    assert len(trace) == 8
+    begin, *_, end = trace
     assert begin.committed == [0, 0, 0, *[None] * 45]
-    assert begin.tokens[3:] == [trace.mask] * 45
+    assert begin.tokens[3:] == [mask] * 45
     assert begin.confidence[:4] == [1, 1, 1, 0]
-    assert trace.mask not in end.tokens
+    assert mask not in end.tokens
     assert tokenizer.decode(end.tokens, skip_special_tokens=True) == text.text
     assert set(end.committed) == set(range(8))
-    for k, (before, after) in enumerate(zip(trace.steps, trace.steps[1:], strict=False)):
+    for k, (before, after) in enumerate(pairwise(trace)):
         for was, now, at in zip(before.tokens, after.tokens, after.committed, strict=True):
-            assert now == was or (was == trace.mask and at == k + 1)
+            assert now == was or (was == mask and at == k + 1)
         assert all(0 <= c <= 1 for c in after.confidence)
 
 

@@ -390,7 +390,7 @@ class Generate(WithSampling):
 
         from langevin.environment import pick_device
         from langevin.runs import load
-        from langevin.sampling.trace import Step, Trace
+        from langevin.sampling.text import Step
         from langevin.sampling.watch import Live, pieces, player
 
         device = pick_device(self.device)
@@ -407,10 +407,10 @@ class Generate(WithSampling):
                 )
             decode = pieces(run.tokenizer)
             live = Live(decode, Console(highlight=False))
-            traces = [Trace(run.model.config.vocab_size - 1) for _ in requests]
+            traces: list[list[Step]] = [[] for _ in requests]
 
             def watched(index: int, step: Step) -> None:
-                traces[index].steps.append(step)
+                traces[index].append(step)
                 if self.watch and index == 0:
                     live.show(step)
 

@@ -60,7 +60,7 @@ def fewest_masked(noise_BMN: Tensor, scored_BMN: Tensor, time_BM: Tensor) -> tup
     n_BM = scored_BMN.sum(-1)
     l_BM = torch.minimum((time_BM * n_BM).long() + 1, n_BM)
     rank_BMN = torch.where(scored_BMN, noise_BMN, 2.0).argsort(dim=-1, stable=True).argsort(-1)
-    return (rank_BMN < l_BM[..., None]) & scored_BMN, n_BM / l_BM.clamp_min(1)
+    return rank_BMN < l_BM[..., None], n_BM / l_BM.clamp_min(1)
 
 
 def in_blocks(x_BL: Tensor, block: int | None) -> Tensor:

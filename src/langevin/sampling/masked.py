@@ -35,8 +35,7 @@ from langevin.objectives.masked import two_parts
 from langevin.sampling.ar import WARM, drawn, refuse_too_long, warpers
 from langevin.sampling.canvas import GAP, Canvas, begun, ended
 from langevin.sampling.orders import Order, Remask, certainty, looped, remasking, uniform
-from langevin.sampling.text import Request, Sampling, Text
-from langevin.sampling.trace import Step
+from langevin.sampling.text import Request, Sampling, Step, Text
 from langevin.training.graphs import Replayed
 
 
@@ -115,7 +114,7 @@ def generate(
 
     masked_share is m, by which ancestral steps go, block is what a model's blocks hold, and denoising makes
     what writes a batch. watched(index, step) is told how each text begins and every step that changes
-    something in it, as in `langevin.sampling.trace`.
+    something in it.
     """
     sampling.check()
     if batch < 1:

@@ -43,6 +43,20 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Step:
+    """How far a text has come out of masks: lists with an entry for each of its positions. The first is how
+    it begins; every step that commits something, or opens it again, is one more."""
+
+    tokens: list[int]
+    """The mask's id where a position is open."""
+    confidence: list[float]
+    """The probability that the model gave: to the token where one was committed, 1 where it was given, to
+    the likeliest token where a position is open (0 before the first call)."""
+    committed: list[int | None]
+    """The step that committed the token: 0 where it was given, None where the position is open."""
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How tokens are chosen, and when a text ends."""
 
