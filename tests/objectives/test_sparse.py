@@ -223,6 +223,10 @@ def test_the_state_before_hides_all_that_is_hidden_now_and_more() -> None:
     Sparse(k=2, feedback=1.0, gap=0.25).loss(model, {"tokens": x}, generator_of(1))
     before, now = model.masks
     assert (before | ~now).all()
+    model.masks.clear()
+    scored = torch.rand(400, L + 1, generator=generator_of(2)) < 0.5
+    Sparse(k=2, feedback=1.0, gap=1.0).loss(model, {"tokens": x, "scored": scored}, generator_of(1))
+    assert not any((mask & ~scored[:, 1:]).any() for mask in model.masks)  # context stays in sight
     assert 0 < float((before.float() - now.float()).mean()) < 0.25
     model.training = False
     model.masks.clear()
@@ -254,6 +258,17 @@ def test_a_full_state_is_the_forward_process() -> None:
     assert len(ids[~kept].unique()) == vocabulary
     other = slots(torch.where(destroyed, 8, x), destroyed, torch.full((40,), n), random, vocabulary)
     assert all(torch.equal(other[name], found[name]) for name in found)
+
+
+def test_the_level_that_candidates_show_is_the_root_of_the_destroyed_share() -> None:
+    """In training as in writing."""
+    model, masked = Exact(full=True), torch.tensor([[True, False, False, False]])
+    batch = {"tokens": torch.zeros(1, L + 1, dtype=torch.long)}
+    FULL.predicted(model, {**batch, **FULL.draws(batch, 1, generator_of(1))}, masked)
+    denoising(FULL, model, Canvas([V, 0, 0, 0], [True, False, False, False]), 1).step()
+    n, right = 0.25**0.5, 1 - WRONG * (FULL.k - 1)
+    for _, p in model.read:
+        torch.testing.assert_close(p.amax(-1)[0, 1:], torch.full((3,), (1 - n) * right + n / V))
 
 
 def test_at_most_noise_every_slot_is_one_over_v_and_a_mask_to_the_model() -> None:
