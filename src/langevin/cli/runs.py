@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from langevin.cli.tables import (
     check_folder,
@@ -308,21 +307,13 @@ class Evaluate(WithSampling):
                     f"the task {run.task.name} has no texts to judge", "Leave --samples and --judge out."
                 )
         console = console_for(stderr=True)
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
-        doing = bar.add_task(f"evaluating {self.path} on {self.split}", total=None)
+        doing = f"evaluating {self.path} on {self.split}"
+        with console.status(doing) as status:
 
-        def told(what: str, done: int, total: int | None) -> None:
-            bar.update(doing, description=what, completed=done, total=total)
+            def told(what: str, done: int, total: int | None) -> None:
+                status.update(f"{doing}: {what}" + (f", {done} of {total}" if total else ""))
 
-        own |= {} if texts is None else {"texts": texts, "told": told}
-        with bar:
+            own |= {} if texts is None else {"texts": texts, "told": told}
             result, kept = evaluate(run, self.split, device=device, batch=self.batch, **own)
         if self.json:
             print(json.dumps(result, indent=1))

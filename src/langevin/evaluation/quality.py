@@ -52,7 +52,6 @@ Tokens = NDArray[np.int64]
 Array = NDArray[np.float64]
 
 QUALITY = ("judge_gap", "mauve")
-ABILITY = ("infill_accuracy", "corruption_recovery")
 DIVERSITY = (
     *("unigram_entropy", "distinct_1", "distinct_2", "distinct_3", "distinct_4"),
     *("repetition_2", "repetition_4", "repetition_8", "duplicates", "memorised_20"),
@@ -247,7 +246,7 @@ def _apart(entropy: Array) -> str:
 
 
 def _kind(name: str) -> Any:
-    return "exact" if name in (*QUALITY, *ABILITY) else "diagnostic"
+    return "diagnostic" if name in ("judge_nll", *DIVERSITY) else "exact"
 
 
 def _name(at: dict[str, Any]) -> str:

@@ -204,9 +204,9 @@ class Denoising:
     ) -> None:
         self.model, self.sampling, self.share, self.watched = model, sampling, masked_share, watched
         self.mask, self.warpers = model.config.vocab_size - 1, warpers(sampling)
-        self.remasks, self.seeds, device = sampling.remask != "none", seeds, model.device
-        self.lengths = [len(canvas.tokens) for canvas in canvases]
-        L = max(self.lengths)
+        self.remasks, device = sampling.remask != "none", model.device
+        lengths = {len(canvas.tokens) for canvas in canvases}
+        L = max(lengths)
 
         def rows(of: Callable[[Canvas], list[Any]], rest: Any) -> Tensor:
             return torch.tensor([[*of(c), *[rest] * (L - len(c.tokens))] for c in canvases], device=device)
@@ -214,7 +214,7 @@ class Denoising:
         self.ids_BL = rows(lambda canvas: canvas.tokens, self.mask)
         self.asked_BL = rows(lambda canvas: canvas.asked, False)
         self.real_BL = rows(lambda canvas: [True] * len(canvas.tokens), False)
-        self.padded = block is None and len(set(self.lengths)) > 1
+        self.padded = block is None and len(lengths) > 1
         self.seed_B = torch.tensor(seeds, device=device)
         self.place_L = torch.arange(L, device=device)
         self.ends = torch.tensor(ends, dtype=torch.long, device=device)
