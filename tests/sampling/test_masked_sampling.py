@@ -126,6 +126,20 @@ def test_the_last_step_commits_all_whatever_is_rounded() -> None:
         assert (commits == 1).all()
 
 
+def test_a_loop_opens_positions_only_while_time_stands_still() -> None:
+    m = torch.tensor([[0.5], [0.1]], dtype=torch.float64)
+    after = torch.tensor([[0.4], [0.1]], dtype=torch.float64)
+    opens, _ = remasking("loop", 0.03, m, after, torch.ones(2, 4), torch.ones(2, 4, dtype=torch.bool))
+    assert opens.tolist() == [[0.0], [0.03]]
+
+
+def test_confidence_opens_none_more_likely_than_what_leaves_the_share_as_it_is() -> None:
+    m, after, p = torch.tensor([[0.5]]), torch.tensor([[0.1]]), torch.tensor([[0.0, 1.0, 1.0, 1.0]])
+    opens, commits = remasking("conf", 1.0, m, after, p, torch.ones(1, 4, dtype=torch.bool))
+    assert opens[0, 0] == opens.max() == pytest.approx(0.2)  # σ_max
+    assert 0.5 * (1 - float(commits)) + 0.5 * float(opens.mean()) == pytest.approx(0.1)
+
+
 def test_one_step_draws_every_position_as_if_it_were_alone(floor: float) -> None:
     model = markov()
     texts = written(model, order="ancestral", steps=1)

@@ -165,12 +165,8 @@ def compared(
         [_sums(one, memorised[i * N : (i + 1) * N], width) for i, one in enumerate(sets)], 1
     )
     areas = [frontier_area(one.judged.features_ND, real.judged.features_ND) for one in sets[1:]]
-    plain = np.array(
-        [
-            [area, *(distinct(one.tokens, n, amount) for n in DISTINCT)]
-            for one, area in zip(sets, [ceiling, *areas], strict=True)
-        ]
-    )
+    different = [[distinct(one.tokens, n, amount) for n in DISTINCT] for one in sets]
+    plain = np.column_stack([[ceiling, *areas], different])
 
     def ratios(totals: Array) -> Array:
         """(..., sets, RATIOS)"""
