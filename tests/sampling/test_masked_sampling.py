@@ -436,6 +436,9 @@ def test_a_text_ends_with_its_end_unless_its_length_is_fixed(loaded: Any) -> Non
     assert text.tokens == 8
     (text,) = texts((Ending(), tokenizer), [Request("Ann")], fixed=True)
     assert text.tokens == 45
+    (text,) = texts((Ending(), tokenizer), [Request("Ann ___.")], infill=("Ann ___.",), tokens=20)
+    assert text.ended == "length"  # a gap does not end the text around it
+    assert end not in text.ids
 
 
 def test_a_trace_tells_every_step(loaded: Any) -> None:
