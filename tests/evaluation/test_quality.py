@@ -17,9 +17,13 @@ from transformers import BertConfig, BertForMaskedLM, BertModel
 from evaluation.traps import TRAPS, story_file
 from langevin import cli
 from langevin.data.tokenizers import encoder
+from langevin.environment import environment
 from langevin.errors import UsageError
 from langevin.evaluation import quality
 from langevin.evaluation.judge import Judge, Judged, frontier_area
+from langevin.models.backbone import LangevinForMaskedLM
+from langevin.models.config import LangevinConfig
+from langevin.objectives import OBJECTIVES
 from langevin.runs import Run, load, train
 from langevin.settings import TrainConfig
 
@@ -197,6 +201,13 @@ def test_the_gap_is_taken_at_the_entropy_of_real_text_on_the_line_between_two_te
     assert "on the line from 2 to 3" in details["said"]
 
 
+def test_neighbours_of_nearly_one_entropy_lead_nowhere_far() -> None:
+    """A resample may find them in any order and as near as it likes."""
+    for entropies, expected in (([2.0, 1.9, 1.9 + 1e-12], 5.0), ([1.0, 1.9, 1.9 + 1e-12], -1.0)):
+        found = quality.matched(np.array([[0.0], [1.0], [3.0]]), np.array(entropies), 1)
+        assert found[-1] == pytest.approx(expected)
+
+
 def test_a_sweep_that_does_not_reach_the_entropy_of_real_text_says_so() -> None:
     rows, details = quality.compared(cooling([64, 4, 8], [2.0, 1.0, 1.5]), np.arange(30), 1.0)
     assert not [row for row in rows if not row.at]
@@ -216,6 +227,22 @@ def test_the_judge_scores_a_text_from_its_beginning_as_if_it_were_alone(judge: J
         assert found.nll[i] == pytest.approx(loss, abs=1e-3)
 
 
+def test_a_judge_that_begins_no_text_is_refused(judge: Judge) -> None:
+    silent = SimpleNamespace(bos_token_id=None, eos_token_id=None)
+    with pytest.raises(UsageError, match="no token that a text begins with"):
+        replace(judge, tokenizer=silent).judged(["Ben"])
+
+
+@pytest.mark.parametrize(("vocabulary", "texts"), [(500, 256), (8192, 256), (50_000, 41)])
+def test_so_many_texts_are_written_at_once_as_their_logits_leave_room_for(
+    vocabulary: int, texts: int
+) -> None:
+    run: Any = SimpleNamespace(config=SimpleNamespace(context=256))
+    run.model = SimpleNamespace(config=SimpleNamespace(vocab_size=vocabulary))
+    assert quality._at_once(run, "cuda:1") == texts
+    assert 1 <= quality._at_once(run, "cpu") < texts + 1
+
+
 def test_the_frontier_is_full_for_like_sets_and_empty_for_sets_apart() -> None:
     draw = torch.Generator().manual_seed(0)
     a, b = (torch.randn(200, 8, generator=draw, dtype=torch.float64) for _ in range(2))
@@ -226,7 +253,7 @@ def test_the_frontier_is_full_for_like_sets_and_empty_for_sets_apart() -> None:
     assert frontier_area(a, b) == alike
 
 
-def test_texts_are_kept_and_only_what_is_missing_is_written(
+def test_texts_are_kept_for_the_same_weights_settings_code_and_device(
     model: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampling = replace(quality.usual(model.objective, CONTEXT), tokens=8, temperature=0.9)
@@ -241,12 +268,14 @@ def test_texts_are_kept_and_only_what_is_missing_is_written(
     first, costs = quality.written(model, sampling, 5, "cpu", lambda *told: None)
     assert asked == [5, 1, 1, 1, 1]
     assert costs["calls_per_text"] == 8
-    place = next(p for p in (model.path / "evaluated").glob("*.jsonl") if len(p.read_text()) < 2000)
-    lines = place.read_bytes().split(b"\n")
-    place.write_bytes(b"\n".join([*lines[:3], lines[3][:20]]))  # killed while it wrote
-    again, same = quality.written(model, sampling, 6, "cpu", lambda *told: None)
-    assert asked[5:] == [3]
-    assert (again[:5], same) == (first, costs)
+    fewer, same = quality.written(model, sampling, 4, "cpu", lambda *told: None)
+    assert (fewer, same) == (first[:4], costs)
+    assert len(asked) == 5
+    known = environment("cpu")
+    for other in ({"device": "another GPU"}, {"commit": "0123"}):
+        monkeypatch.setattr(quality, "environment", lambda device, other=other: {**known, **other})
+        assert quality.written(model, sampling, 5, "cpu", lambda *told: None)[0] == first
+    assert asked == [5, 1, 1, 1, 1] * 3
 
 
 def test_evaluate_shows_and_keeps_what_a_masked_run_writes(
@@ -290,20 +319,19 @@ def test_a_model_that_knows_the_text_restores_its_middle(model: Run) -> None:
         found = []
         for request in requests:
             (whole,) = [text for text in texts if text.startswith(request.prompt)]
-            cut = len(tokenizer(request.prompt).input_ids) + sampling.tokens
-            text = tokenizer.decode(tokenizer(whole).input_ids[:cut])
-            found.append(SimpleNamespace(text=text))
+            before = len(tokenizer(request.prompt).input_ids)
+            found.append(SimpleNamespace(ids=tokenizer(whole).input_ids[before:][: sampling.tokens]))
         return found
 
     run: Any = SimpleNamespace(
         objective=SimpleNamespace(sampler=lambda: knows),
-        model=None,
+        model=model.model,
         tokenizer=model.tokenizer,
         environment=model.environment,
         config=model.config,
     )
     sampling = quality.usual(model.objective, CONTEXT)
-    rows, how = quality.infilled(run, tokens, 40, sampling, "cpu", lambda *told: None)
+    rows, how = quality.infilled(run, [ids[:40] for ids in tokens], sampling, "cpu", lambda *told: None)
     assert [row.value for row in rows] == [1.0] * 4
     assert how == "only the text before the gap was given"
 
@@ -313,7 +341,7 @@ def test_a_sampler_that_refuses_gaps_is_given_what_is_before_them_and_that_is_sa
     texts = quality.real_texts(run.task.prepare(run.config), "test", 2, CONTEXT - 1)
     tokens = [ids for ids, _ in encoder(run.tokenizer)(texts, False)]
     sampling = quality.usual(run.objective, CONTEXT)
-    rows, how = quality.infilled(run, tokens, 30, sampling, "cpu", lambda *told: None)
+    rows, how = quality.infilled(run, [ids[:30] for ids in tokens], sampling, "cpu", lambda *told: None)
     assert len(rows) == 4
     assert how.startswith("only the text before the gap was given: in blocks of 4")
 
@@ -327,18 +355,37 @@ def test_recovery_is_the_share_of_wrong_tokens_that_come_right() -> None:
         return repaired
 
     run: Any = SimpleNamespace(model=None, objective=SimpleNamespace(repaired=half))
-    (row,), _ = quality.recovery(run, list(true), 500, None, "cpu")  # type: ignore[arg-type]
+    row, _ = quality.recovery(run, list(true), None, "cpu")  # type: ignore[arg-type]
     assert row.value == pytest.approx(0.5, abs=0.12)
 
 
-def test_recovery_is_zero_by_design_only_where_nothing_is_opened_again(masked: Run) -> None:
-    tokens = [np.arange(20)]
-    plain = quality.usual(masked.objective, CONTEXT)
-    (row,), said = quality.recovery(masked, tokens, 20, plain, "cpu")
+@pytest.mark.parametrize("objective", ["masked", "masked(block=4)", "sparse(k=2)"])
+def test_what_is_wrong_is_repaired_where_it_may_be_opened_again(
+    objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a model that has learned to write ones: all that it opens comes right, in any block."""
+    masked = OBJECTIVES.parse(objective)
+    config = LangevinConfig(vocab_size=6, hidden_size=8, num_attention_heads=2, causal=False)
+    model = LangevinForMaskedLM(config).eval()
+
+    class Ones:
+        config, device = model.config, model.device
+
+        def __call__(self, candidates: Any = None, probabilities: Any = None, **options: Any) -> Any:
+            out = model(**options)
+            return SimpleNamespace(
+                logits=torch.zeros_like(out.logits).index_fill_(2, torch.tensor(1), 99.0)
+            )
+
+    run: Any = SimpleNamespace(model=Ones(), objective=masked)
+    monkeypatch.setattr(quality, "INFILLED", 40)
+    tokens = [np.ones(16, np.int64)] * 40 + [np.full(16, 2)] * 20  # of which come the wrong ones
+    plain = masked.sampling()(order="ancestral", steps=32)
+    row, said = quality.recovery(run, tokens, plain, "cpu")
     assert (row.value, said) == (0.0, "what is committed stays: nothing is repaired")
-    rows, said = quality.recovery(masked, tokens, 20, replace(plain, remask="cap"), "cpu")  # type: ignore[call-arg]
-    assert not rows
-    assert said.startswith("not measured")
+    row, said = quality.recovery(run, tokens, replace(plain, remask="rescale", eta=0.9), "cpu")
+    assert row.value == 1.0
+    assert said == "by the sampler, with remasking"
 
 
 def encoder_in(folder: Path, kind: Any) -> str:
@@ -361,6 +408,7 @@ def encoder_in(folder: Path, kind: Any) -> str:
         (["--samples", "4", "--judge", "JUDGE", "--temperature", "0.5"], "written at --temperatures"),
         (["--samples", "4", "--judge", "JUDGE", "--steps", "5"], "--steps is for the objective masked"),
         (["--top-k", "5"], "no texts are written"),
+        (["--temperatures", "0.5,0.6"], "no texts are written"),
         (["--samples", "4", "--judge", "MASKED"], "does not predict the next token"),
         (["--samples", "4", "--judge", "ENCODER"], "does not predict the next token"),
     ],

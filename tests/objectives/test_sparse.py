@@ -202,7 +202,7 @@ def test_before_anything_is_learned_feedback_counts_for_nothing() -> None:
 
 def test_in_training_a_fixed_share_of_rows_gets_feedback_after_the_warm_up() -> None:
     objective, model, x = Sparse(k=2, feedback=0.75), Exact(full=False, training=True), tokens(8, L + 1) % V
-    for progress, fed in ((0.0, []), (0.5, [0, 1, 2, 4, 5, 6])):
+    for progress, fed in ((0.0, []), (0.5, [1, 2, 3, 5, 6, 7])):
         model.read.clear()
         objective.loss(model, {"tokens": x, "progress": torch.tensor(progress)}, generator_of(1))
         ((_, p_BLK),) = model.read
@@ -223,6 +223,10 @@ def test_the_state_before_hides_all_that_is_hidden_now_and_more() -> None:
     Sparse(k=2, feedback=1.0, gap=0.25).loss(model, {"tokens": x}, generator_of(1))
     before, now = model.masks
     assert (before | ~now).all()
+    model.masks.clear()
+    scored = torch.rand(400, L + 1, generator=generator_of(2)) < 0.5
+    Sparse(k=2, feedback=1.0, gap=1.0).loss(model, {"tokens": x, "scored": scored}, generator_of(1))
+    assert not any((mask & ~scored[:, 1:]).any() for mask in model.masks)  # context stays in sight
     assert 0 < float((before.float() - now.float()).mean()) < 0.25
     model.training = False
     model.masks.clear()
@@ -254,6 +258,17 @@ def test_a_full_state_is_the_forward_process() -> None:
     assert len(ids[~kept].unique()) == vocabulary
     other = slots(torch.where(destroyed, 8, x), destroyed, torch.full((40,), n), random, vocabulary)
     assert all(torch.equal(other[name], found[name]) for name in found)
+
+
+def test_the_level_that_candidates_show_is_the_root_of_the_destroyed_share() -> None:
+    """In training as in writing."""
+    model, masked = Exact(full=True), torch.tensor([[True, False, False, False]])
+    batch = {"tokens": torch.zeros(1, L + 1, dtype=torch.long)}
+    FULL.predicted(model, {**batch, **FULL.draws(batch, 1, generator_of(1))}, masked)
+    denoising(FULL, model, Canvas([V, 0, 0, 0], [True, False, False, False]), 1).step()
+    n, right = 0.25**0.5, 1 - WRONG * (FULL.k - 1)
+    for _, p in model.read:
+        torch.testing.assert_close(p.amax(-1)[0, 1:], torch.full((3,), (1 - n) * right + n / V))
 
 
 def test_at_most_noise_every_slot_is_one_over_v_and_a_mask_to_the_model() -> None:
@@ -430,7 +445,7 @@ def test_parts_of_a_batch_add_up_in_low_precision_and_compiled(objective: Sparse
     for ours, theirs in zip(*gradients, strict=True):
         assert float((ours - theirs).norm()) <= 0.03 * float(ours.norm())
     model.zero_grad()
-    for rows in (slice(0, 4), slice(4, 8)):
+    for rows in (slice(0, 1), slice(1, 3), slice(3, 8)):
         step({name: y[rows] if y.ndim else y for name, y in batch.items()}).backward()
     for ours, p in zip(gradients[0], model.parameters(), strict=True):
         assert float((ours - p.grad).norm()) <= 0.03 * float(ours.norm())

@@ -114,9 +114,7 @@ class Compare(WithSettings):
             )
         check_count("workers", self.workers, above=None)
         looks = tuple(_numbers(self.looks)) if self.looks else ()
-        own: dict[str, Any] = {}
-        if self.temperatures:
-            own["temperatures"] = read_temperatures(self.temperatures)
+        own: dict[str, Any] = {**read_temperatures(self.temperatures)}
         seeds = tuple(read_seeds(self.seeds)) if self.seeds else ()
         from langevin.studies.compare import compare
         from langevin.studies.plan import (

@@ -27,7 +27,6 @@ B rows, T tokens, L = T - 1 of them predicted (those that `ar` predicts), in M b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -61,7 +60,7 @@ def fewest_masked(noise_BMN: Tensor, scored_BMN: Tensor, time_BM: Tensor) -> tup
     n_BM = scored_BMN.sum(-1)
     l_BM = torch.minimum((time_BM * n_BM).long() + 1, n_BM)
     rank_BMN = torch.where(scored_BMN, noise_BMN, 2.0).argsort(dim=-1, stable=True).argsort(-1)
-    return (rank_BMN < l_BM[..., None]) & scored_BMN, n_BM / l_BM.clamp_min(1)
+    return rank_BMN < l_BM[..., None], n_BM / l_BM.clamp_min(1)
 
 
 def in_blocks(x_BL: Tensor, block: int | None) -> Tensor:
@@ -239,10 +238,17 @@ class Masked(Objective):
 
         return MaskedSampling
 
-    def sampler(self) -> Callable[..., Any]:
+    def sampler(self) -> partial[Any]:
         from langevin.sampling.masked import generate
 
         return partial(generate, masked_share=self.masked_share, block=self.block)
+
+    def repaired(self, model: Any, tokens_BL: Tensor, sampling: Any) -> Tensor | None:
+        from langevin.sampling.masked import rewritten
+
+        if sampling.remask == "none":
+            return None
+        return rewritten(model, tokens_BL, sampling, **self.sampler().keywords)
 
     def _with_draws(self, batch: Batch, generator: torch.Generator | None) -> Batch:
         """The batch with its random numbers: those that came with it, or new ones."""
