@@ -20,7 +20,9 @@ from langevin.data.tokenizers import encoder
 from langevin.errors import UsageError
 from langevin.evaluation import quality
 from langevin.evaluation.judge import Judge, Judged, frontier_area
+from langevin.objectives.masked import Masked
 from langevin.runs import Run, load, train
+from langevin.sampling.text import Sampling
 from langevin.settings import TrainConfig
 
 TEXTS, CONTEXT = 48, 64
@@ -318,25 +320,34 @@ def test_a_sampler_that_refuses_gaps_is_given_what_is_before_them_and_that_is_sa
     assert how.startswith("only the text before the gap was given: in blocks of 4")
 
 
-def test_recovery_is_the_share_of_wrong_tokens_that_come_right() -> None:
+def test_recovery_is_the_share_of_wrong_tokens_that_come_right_beside_that_of_right_ones_spoiled() -> None:
     true = np.arange(4 * 500).reshape(4, 500) % 97
 
     def half(model: Any, tokens: torch.Tensor, sampling: Any) -> torch.Tensor:
+        assert sampling.temperature == 0
         repaired = torch.from_numpy(true.copy())
         repaired[:, ::2] = tokens[:, ::2]
+        repaired[:, :100] = 0
         return repaired
 
     run: Any = SimpleNamespace(model=None, objective=SimpleNamespace(repaired=half))
-    (row,), _ = quality.recovery(run, list(true), 500, None, "cpu")  # type: ignore[arg-type]
-    assert row.value == pytest.approx(0.5, abs=0.12)
+    (right, spoiled), _ = quality.recovery(run, list(true), 500, Sampling(), "cpu")
+    assert right.value == pytest.approx(0.4, abs=0.12)
+    assert spoiled.value == pytest.approx(0.2, abs=0.03)
 
 
 def test_recovery_is_zero_by_design_only_where_nothing_is_opened_again(masked: Run) -> None:
     tokens = [np.arange(20)]
     plain = quality.usual(masked.objective, CONTEXT)
-    (row,), said = quality.recovery(masked, tokens, 20, plain, "cpu")
-    assert (row.value, said) == (0.0, "what is committed stays: nothing is repaired")
-    rows, said = quality.recovery(masked, tokens, 20, replace(plain, remask="cap"), "cpu")  # type: ignore[call-arg]
+    rows, said = quality.recovery(masked, tokens, 20, plain, "cpu")
+    assert [row.value for row in rows] == [0, 0]
+    assert said == "what is committed stays: nothing is repaired"
+    opening = replace(plain, order="ancestral", remask="cap")  # type: ignore[call-arg]
+    rows, said = quality.recovery(masked, tokens, 20, opening, "cpu")
+    assert [row.metric for row in rows] == ["corruption_recovery", "corruption_spoiled"]
+    assert said == "what the rest of a text speaks against is written anew"
+    in_blocks: Any = SimpleNamespace(model=None, objective=Masked(block=4))
+    rows, said = quality.recovery(in_blocks, tokens, 20, opening, "cpu")
     assert not rows
     assert said.startswith("not measured")
 

@@ -52,7 +52,7 @@ Tokens = NDArray[np.int64]
 Array = NDArray[np.float64]
 
 QUALITY = ("judge_gap", "mauve")
-ABILITY = ("infill_accuracy", "corruption_recovery")
+ABILITY = ("infill_accuracy", "corruption_recovery", "corruption_spoiled")
 DIVERSITY = (
     *("unigram_entropy", "distinct_1", "distinct_2", "distinct_3", "distinct_4"),
     *("repetition_2", "repetition_4", "repetition_8", "duplicates", "memorised_20"),
@@ -493,18 +493,24 @@ def recovery(
     run: Any, real: list[Tokens], width: int, sampling: Sampling, device: str
 ) -> tuple[list[Row], str]:
     """Of real texts in which a tenth of the tokens was replaced by random ones: the share of these that
-    the sampler puts right again. One that never opens what is committed repairs nothing."""
+    the sampler puts right again, always with the likeliest token, and the share of the others that it
+    spoils. One that never opens what is committed does neither."""
     draw = np.random.default_rng(0)
     true = np.stack([ids[:width] for ids in real if len(ids) >= width][:INFILLED])
     wrong = draw.random(true.shape) < CORRUPTED
     others = draw.choice(np.concatenate(real), true.shape)
     wrong &= others != true
     canvas = torch.from_numpy(np.where(wrong, others, true)).to(device)
-    repaired = run.objective.repaired(run.model, canvas, sampling)
-    if repaired is None and getattr(sampling, "remask", "none") != "none":
-        return [], "not measured: the sampler opens what is committed, but does not start from a whole text"
-    if repaired is None:
-        return [Row("corruption_recovery", 0.0, "exact")], "what is committed stays: nothing is repaired"
-    right = (repaired.cpu().numpy() == true) & wrong
-    counts = np.stack([right.sum(1), wrong.sum(1)], 1).astype(np.float64)
-    return [_ratio("corruption_recovery", counts, {})], "by the sampler, with remasking"
+    own = replace(sampling, temperature=0.0)
+    parts = [run.objective.repaired(run.model, part, own) for part in canvas.split(_at_once(device))]
+    names = ("corruption_recovery", "corruption_spoiled")
+    if parts[0] is None and getattr(sampling, "remask", "none") != "none":
+        return [], "not measured: a model of blocks does not see what comes after a token"
+    if parts[0] is None:
+        return [Row(name, 0.0, "exact") for name in names], "what is committed stays: nothing is repaired"
+    right = torch.cat(parts).cpu().numpy() == true
+    rows = []
+    for name, of, found in zip(names, (wrong, ~wrong), (right, ~right), strict=True):
+        counts = np.stack([(found & of).sum(1), of.sum(1)], 1).astype(np.float64)
+        rows.append(_ratio(name, counts, {}))
+    return rows, "what the rest of a text speaks against is written anew"
