@@ -21,10 +21,9 @@ from langevin.environment import environment
 from langevin.errors import UsageError
 from langevin.evaluation import quality
 from langevin.evaluation.judge import Judge, Judged, frontier_area
-from langevin.models.backbone import LangevinForMaskedLM
-from langevin.models.config import LangevinConfig
-from langevin.objectives import OBJECTIVES
+from langevin.objectives.masked import Masked
 from langevin.runs import Run, load, train
+from langevin.sampling.text import Sampling
 from langevin.settings import TrainConfig
 
 TEXTS, CONTEXT = 48, 64
@@ -346,46 +345,36 @@ def test_a_sampler_that_refuses_gaps_is_given_what_is_before_them_and_that_is_sa
     assert how.startswith("only the text before the gap was given: in blocks of 4")
 
 
-def test_recovery_is_the_share_of_wrong_tokens_that_come_right() -> None:
+def test_recovery_is_the_share_of_wrong_tokens_that_come_right_beside_that_of_right_ones_spoiled() -> None:
     true = np.arange(4 * 500).reshape(4, 500) % 97
 
     def half(model: Any, tokens: torch.Tensor, sampling: Any) -> torch.Tensor:
+        assert sampling.temperature == 0
         repaired = torch.from_numpy(true.copy())
         repaired[:, ::2] = tokens[:, ::2]
+        repaired[:, :100] = 0
         return repaired
 
     run: Any = SimpleNamespace(model=None, objective=SimpleNamespace(repaired=half))
-    row, _ = quality.recovery(run, list(true), None, "cpu")  # type: ignore[arg-type]
-    assert row.value == pytest.approx(0.5, abs=0.12)
+    (right, spoiled), _ = quality.recovery(run, list(true), Sampling(), "cpu")
+    assert right.value == pytest.approx(0.4, abs=0.12)
+    assert spoiled.value == pytest.approx(0.2, abs=0.03)
 
 
-@pytest.mark.parametrize("objective", ["masked", "masked(block=4)", "sparse(k=2)"])
-def test_what_is_wrong_is_repaired_where_it_may_be_opened_again(
-    objective: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a model that has learned to write ones: all that it opens comes right, in any block."""
-    masked = OBJECTIVES.parse(objective)
-    config = LangevinConfig(vocab_size=6, hidden_size=8, num_attention_heads=2, causal=False)
-    model = LangevinForMaskedLM(config).eval()
-
-    class Ones:
-        config, device = model.config, model.device
-
-        def __call__(self, candidates: Any = None, probabilities: Any = None, **options: Any) -> Any:
-            out = model(**options)
-            return SimpleNamespace(
-                logits=torch.zeros_like(out.logits).index_fill_(2, torch.tensor(1), 99.0)
-            )
-
-    run: Any = SimpleNamespace(model=Ones(), objective=masked)
-    monkeypatch.setattr(quality, "INFILLED", 40)
-    tokens = [np.ones(16, np.int64)] * 40 + [np.full(16, 2)] * 20  # of which come the wrong ones
-    plain = masked.sampling()(order="ancestral", steps=32)
-    row, said = quality.recovery(run, tokens, plain, "cpu")
-    assert (row.value, said) == (0.0, "what is committed stays: nothing is repaired")
-    row, said = quality.recovery(run, tokens, replace(plain, remask="rescale", eta=0.9), "cpu")
-    assert row.value == 1.0
-    assert said == "by the sampler, with remasking"
+def test_recovery_is_zero_by_design_only_where_nothing_is_opened_again(masked: Run) -> None:
+    tokens = [np.arange(20)]
+    plain = quality.usual(masked.objective, CONTEXT)
+    rows, said = quality.recovery(masked, tokens, plain, "cpu")
+    assert [row.value for row in rows] == [0, 0]
+    assert said == "what is committed stays: nothing is repaired"
+    opening = replace(plain, order="ancestral", remask="cap")  # type: ignore[call-arg]
+    rows, said = quality.recovery(masked, tokens, opening, "cpu")
+    assert [row.metric for row in rows] == ["corruption_recovery", "corruption_spoiled"]
+    assert said == "what the rest of a text speaks against is written anew"
+    in_blocks: Any = SimpleNamespace(model=None, objective=Masked(block=4))
+    rows, said = quality.recovery(in_blocks, tokens, opening, "cpu")
+    assert not rows
+    assert said.startswith("not measured")
 
 
 def encoder_in(folder: Path, kind: Any) -> str:

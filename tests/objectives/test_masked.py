@@ -15,9 +15,9 @@ from enumerable import BlockDenoiser, ExactDenoiser, L, entropy, markov
 from langevin import cli
 from langevin.data.feed import chunks
 from langevin.environment import can_compile
-from langevin.errors import UsageError
 from langevin.evaluation.bounds import bounded, left_to_right
 from langevin.mixers import MIXERS
+from langevin.mixers.mechanism import DIRECTIONS
 from langevin.models.backbone import LangevinForMaskedLM
 from langevin.models.config import LangevinConfig
 from langevin.objectives import generator_of
@@ -306,13 +306,22 @@ def test_every_mixer_learns_from_both_sides() -> None:
         assert changed[7], name
 
 
-def test_a_mixer_that_looks_back_only_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MIXERS["ssmax"], "directions", ("causal",))
-    with pytest.raises(UsageError, match="ssmax has no bidirectional form"):
-        tiny(mixer="ssmax")
-    monkeypatch.setattr(MIXERS["ssmax"], "directions", ("bidirectional",))
-    with pytest.raises(UsageError, match="ssmax has no causal form"):
-        LangevinConfig(mixer="ssmax")
+@pytest.mark.parametrize(("objective", "has", "lacks"), [("masked", 0, 1), ("ar", 1, 0)])
+def test_a_mixer_that_looks_back_only_is_refused_in_words_and_so_is_the_reverse(
+    objective: str,
+    has: int,
+    lacks: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(MIXERS["ssmax"], "directions", (DIRECTIONS[has],))
+    config = tmp_path / "config.yaml"
+    config.write_text(small(tmp_path, objective=objective, mixer="ssmax").as_yaml())
+    assert cli.main(["train", "--config", str(config), "--out", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err
+    assert f"ssmax has no {DIRECTIONS[lacks]} form" in told
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize("objective", ["masked", "masked(block=4)"])
@@ -399,7 +408,7 @@ def test_what_does_not_go_with_it_is_refused_in_words(
 
 
 def test_compared_with_an_exact_arm_its_bound_stays_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(work, "ROUNDS", 2)
     monkeypatch.setattr(work, "SECONDS", 0.005)
@@ -409,6 +418,9 @@ def test_compared_with_an_exact_arm_its_bound_stays_one(
     arms = ["softmax", "mdlm=softmax, objective=masked"]
     command = ["compare", *arms, *flags, "--workers", "0", "--seeds", "0-1", "--quiet"]
     assert cli.main([*command, "--out", str(tmp_path / "cmp")]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.split()}
+    assert "≤" in rows["mdlm"]
+    assert "≤" not in rows["softmax"]
     results = json.loads((tmp_path / "cmp" / "results.json").read_text())
     (part,) = results["parts"]
     kinds = [

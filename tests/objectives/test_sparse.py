@@ -516,3 +516,21 @@ def test_what_does_not_go_with_it_is_refused_in_words(
     with pytest.raises(UsageError, match="sparse trains a model that sees both sides"):
         Sparse().check(small(tmp_path, init="gpt2"))
     assert "several of them at one place" in refused("sparse(state='full')", "--mixer", "neighbor")
+
+
+@pytest.mark.parametrize("objective", [Masked(), SOFT, FULL], ids=["masked", "soft", "full"])
+def test_what_the_rest_of_a_text_speaks_against_is_written_anew_and_all_else_stays(objective: Any) -> None:
+    opening = MaskedSampling(order="ancestral", remask="cap", temperature=0.0)
+    model, wrong = markov(), markov().drawn(200)
+    wrong[::2, 1] = (wrong[::2, 1] + 1) % V
+    repaired = objective.repaired(Exact(objective is FULL), wrong, opening)
+    doubted = torch.zeros_like(wrong, dtype=torch.bool)
+    for i in range(L):
+        same = wrong[:, None, i] == model.texts[:, i]
+        rest = (wrong[:, None] == model.texts).sum(-1) - same.long() == L - 1
+        given = (rest & same).double() @ model.p / (rest.double() @ model.p)
+        doubted[:, i] = given < same.double() @ model.p
+    assert (repaired == wrong)[~doubted].all()
+    assert not (repaired == wrong)[doubted].all()
+    assert float(model.surprise(repaired).mean()) < float(model.surprise(wrong).mean()) - 0.3
+    assert objective.repaired(model, wrong, MaskedSampling()) is None

@@ -334,6 +334,7 @@ class Evaluate(WithSampling):
             if texts is not None:
                 console_for().print(quality_table(of_texts, run.task))
                 print(result["quality"]["said"])
+                print(f"Infill: {result['quality']['infill']}. Repair: {result['quality']['recovery']}.")
         console.print(f"Everything is in {kept}" if kept else f"Not kept: {self.path} cannot be written to")
         return 0
 
@@ -416,6 +417,8 @@ class Generate(WithSampling):
 
         def finished(index: int, text: Text) -> None:
             run.keep_sample(text.as_dict())
+            if streams:
+                status.stop()
             if not streams and not self.json and not (self.watch and index == 0):
                 if not self.watch:
                     status.stop()
@@ -423,7 +426,8 @@ class Generate(WithSampling):
                 if not self.watch:
                     status.start()
 
-        with live if self.watch else status if not streams else nullcontext():
+        shown = status if not streams or "watched" in signature(write).parameters else nullcontext()
+        with live if self.watch else shown:
             texts = write(
                 run.model.to(device),
                 run.tokenizer,

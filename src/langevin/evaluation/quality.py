@@ -150,7 +150,7 @@ def measure(
     repaired, by = recovery(run, whole, wanted.sampling, device)
     details |= {"judge": wanted.judge, "judge_sha256": judge.sha256, "samples": wanted.samples}
     details |= {"sampling": asdict(wanted.sampling), "infill": how, "recovery": by}
-    return [*rows, *filled, repaired], details
+    return [*rows, *filled, *repaired], details
 
 
 def compared(
@@ -440,16 +440,24 @@ def _ratio(name: str, counts: Array, at: dict[str, Any]) -> Row:
     return Row.of(name, found, _kind(name), len(counts), at)
 
 
-def recovery(run: Any, real: list[Tokens], sampling: Sampling, device: str) -> tuple[Row, str]:
+def recovery(run: Any, real: list[Tokens], sampling: Sampling, device: str) -> tuple[list[Row], str]:
     """Of real texts of one length in which a tenth of the tokens was replaced by random ones: the share of
-    these that the sampler puts right again. One that never opens what is committed repairs nothing."""
+    these that the sampler puts right again, always with the likeliest token, and the share of the others
+    that it spoils. One that never opens what is committed does neither."""
     draw, true = np.random.default_rng(0), np.stack(real[:INFILLED])
     others = draw.choice(np.concatenate(real), true.shape)
     wrong = (draw.random(true.shape) < CORRUPTED) & (others != true)
     canvas = torch.from_numpy(np.where(wrong, others, true)).to(device)
-    repaired = run.objective.repaired(run.model, canvas, sampling)
-    if repaired is None:
-        return Row("corruption_recovery", 0.0, "exact"), "what is committed stays: nothing is repaired"
-    right = (repaired.cpu().numpy() == true) & wrong
-    counts = np.stack([right.sum(1), wrong.sum(1)], 1).astype(np.float64)
-    return _ratio("corruption_recovery", counts, {}), "by the sampler, with remasking"
+    own = replace(sampling, temperature=0.0)
+    parts = [run.objective.repaired(run.model, part, own) for part in canvas.split(64)]
+    names = ("corruption_recovery", "corruption_spoiled")
+    if parts[0] is None and getattr(sampling, "remask", "none") != "none":
+        return [], "not measured: a model of blocks does not see what comes after a token"
+    if parts[0] is None:
+        return [Row(name, 0.0, "exact") for name in names], "what is committed stays: nothing is repaired"
+    right = torch.cat(parts).cpu().numpy() == true
+    rows = []
+    for name, of, found in zip(names, (wrong, ~wrong), (right, ~right), strict=True):
+        counts = np.stack([(found & of).sum(1), of.sum(1)], 1).astype(np.float64)
+        rows.append(_ratio(name, counts, {}))
+    return rows, "what the rest of a text speaks against is written anew"

@@ -160,19 +160,24 @@ def generate(
 def rewritten(
     model: Any,
     tokens_BL: Tensor,
+    open_BL: Tensor,
     sampling: MaskedSampling,
     *,
     masked_share: Callable[[Tensor], Tensor],
     block: int | None,
     denoising: Callable[..., Denoising] | None = None,
 ) -> Tensor:
-    """Whole texts after all steps in which any of their tokens may be opened and written anew."""
-    canvases = [Canvas(row, [True] * len(row)) for row in tokens_BL.tolist()]
-    seeds = list(range(len(canvases)))
-    writing = (denoising or Denoising)(model, canvases, sampling, seeds, masked_share, block)
+    """Whole texts after what is open of them was written anew."""
+    found_BL, rows = tokens_BL.clone(), open_BL.any(-1).nonzero().flatten().tolist()
+    if not rows:
+        return found_BL
+    ids_BL = torch.where(open_BL, model.config.vocab_size - 1, tokens_BL)
+    canvases = [Canvas(ids_BL[row].tolist(), open_BL[row].tolist()) for row in rows]
+    writing = (denoising or Denoising)(model, canvases, sampling, rows, masked_share, block)
     while bool(writing.writing_B.any()):
         writing.step()
-    return writing.ids_BL
+    found_BL[rows] = writing.ids_BL.to(found_BL.dtype)
+    return found_BL
 
 
 def _told(watched: Callable[[int, Step], None], first: int, row: int, step: Step) -> None:

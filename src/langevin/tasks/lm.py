@@ -42,6 +42,7 @@ class LanguageModelling(Task):
         Metric("mauve", "MAUVE", "", "higher"),
         Metric("infill_accuracy", "tokens restored in gaps", "fraction", "higher"),
         Metric("corruption_recovery", "wrong tokens repaired", "fraction", "higher"),
+        Metric("corruption_spoiled", "right tokens spoiled by it", "fraction", "lower"),
         Metric("judge_nll", "judge loss", "nats/token", "neither"),
         Metric("unigram_entropy", "unigram entropy of a text", "nats", "neither"),
         *(Metric(f"distinct_{n}", f"distinct-{n}", "fraction", "neither") for n in (1, 2, 3, 4)),
