@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -224,6 +225,8 @@ def test_the_judge_scores_a_text_from_its_beginning_as_if_it_were_alone(judge: J
         loss = -sum(float(p[at, t]) for at, t in enumerate(ids[1:]))
         assert found.tokens[i] == len(ids) - 1
         assert found.nll[i] == pytest.approx(loss, abs=1e-3)
+        alone = judge.judged([text]).features_ND[0]
+        torch.testing.assert_close(found.features_ND[i], alone, rtol=1e-4, atol=1e-4)
 
 
 def test_a_judge_that_begins_no_text_is_refused(judge: Judge) -> None:
@@ -250,6 +253,24 @@ def test_the_frontier_is_full_for_like_sets_and_empty_for_sets_apart() -> None:
     assert apart < 0.05
     assert frontier_area(a, a) == pytest.approx(1.0)
     assert frontier_area(a, b) == alike
+
+
+def test_the_frontier_is_the_area_under_its_curve() -> None:
+    a, b = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    found = frontier_area(torch.stack([a] * 10), torch.stack([a] * 5 + [b] * 5))
+    p, q = (10.5 / 11, 0.5 / 11), (0.5, 0.5)  # in two clusters, with half a count more in each
+    points = [(1.0, 0.0)]
+    for share in np.arange(1, 26) / 26:
+        r = [share * x + (1 - share) * y for x, y in zip(p, q, strict=True)]
+        points.append(
+            tuple(
+                math.exp(-5 * sum(x * math.log(x / z) for x, z in zip(one, r, strict=True)))
+                for one in (q, p)
+            )
+        )
+    points.append((0.0, 1.0))
+    area = sum((x - u) * (y + v) / 2 for (x, y), (u, v) in pairwise(points))
+    assert found == pytest.approx(area)
 
 
 def test_texts_are_kept_for_the_same_weights_settings_code_and_device(

@@ -379,6 +379,22 @@ def test_open_positions_carry_the_prediction_before_and_nothing_without_one() ->
     assert (p[0].sum(-1) > 0).sum() == L - 1
 
 
+def test_a_text_is_the_same_whether_all_are_read_in_a_call_or_those_that_changed() -> None:
+    """A prediction that stands is not read again, with itself for feedback."""
+    model, found = tiny(SOFT).eval(), []
+    canvases = [Canvas([1] * n + [TEN] * (12 - n), [False] * n + [True] * (12 - n)) for n in (0, 4, 9)]
+    known = SOFT.sampler().keywords
+    for all_rows in (False, True):
+        sampling = MaskedSampling(order="ancestral", steps=30)
+        writing = known["denoising"](model, canvases, sampling, [1, 2, 3], known["masked_share"])
+        writing.all_rows = all_rows
+        while bool(writing.writing_B.any()):
+            writing.step()
+        found.append((writing.ids_BL, writing.confidence_BL))
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two)
+
+
 def test_the_sampler_of_the_seed_collapses_and_ours_does_not() -> None:
     """Its state is the k likeliest tokens of each position by the prediction before, its next prediction
     the mean over what the other positions hold, and its text the likeliest candidates: no draw anywhere but
