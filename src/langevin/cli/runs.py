@@ -291,6 +291,8 @@ class Evaluate(WithSampling):
                     f"{run.objective.name}",
                     "Leave it out.",
                 )
+        for name in set(own) - set(signature(run.task.measure).parameters):
+            raise UsageError(f"--{name} is not for the task {run.task.name}", "Leave it out.")
         from langevin.evaluation import quality
 
         usual = quality.usual(run.objective, run.config.context)

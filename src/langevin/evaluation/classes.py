@@ -105,7 +105,7 @@ def surest_mistakes(
 def classifier(run: Any, device: str, batch: int) -> tuple[Any, list[str]]:
     """A function from texts to the probabilities of classes, and the names of these. The texts are read as
     those of training were."""
-    from langevin.data.labelled import around, laid_out, reading
+    from langevin.data.examples import around, laid_out, reading
     from langevin.data.tokenizers import encoder
 
     model, context = run.model.to(device).eval(), run.config.context
