@@ -26,6 +26,8 @@ from langevin.sampling.text import Sampling, Text
 from langevin.settings import BUDGET, GROUPS, TrainConfig, check_count, check_seed, read_seeds
 from langevin.tasks import TASKS
 
+WHOLE = 1 << 30  # tokens: nothing is cut
+
 
 @dataclass(frozen=True)
 class Data:
@@ -58,7 +60,10 @@ class Data:
             raise UsageError("no data set was named", "See langevin data list.")
         own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
         for name in self.names:
-            corpus = data.prepare(name, tokenizer=self.tokenizer, **own)
+            if name in data.labelled.NAMED or name in data.labelled.GENERATED:
+                corpus = data.prepare_labelled(name, self.tokenizer, context=WHOLE).corpus
+            else:
+                corpus = data.prepare(name, tokenizer=self.tokenizer, **own)
             sizes = {
                 f"{split} {what}": facts[what]
                 for split, facts in corpus.manifest["splits"].items()
@@ -322,6 +327,7 @@ class Evaluate(WithSampling):
             TimeRemainingColumn(),
             console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
         doing = bar.add_task(f"evaluating {self.path} on {self.split}", total=None)
 
