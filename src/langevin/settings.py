@@ -20,6 +20,7 @@ from langevin.errors import UsageError, unknown
 LARGEST_SEED = 2**63 - 1
 MOST_SEEDS = 1000
 CONTEXT = 128
+BUDGET = ("tokens", "epochs", "steps", "minutes")
 _MOST = {"layers": 4096, "heads": 4096, "kv_heads": 4096}
 _MOST_OF_ANY = 10**15
 
@@ -39,17 +40,17 @@ class DataSettings:
     data: str = "stories"
     """A named data set (langevin data list), a file or a folder."""
     tokenizer: str | None = None
-    """bytes, chars, bpe-N, or a transformers tokenizer; default: what suits the data."""
+    """bytes, chars, words, bpe-N, or a transformers tokenizer; default: what suits the data."""
     train_tokens: int | None = None
-    """Train on only the first so many tokens of the data, over and over."""
+    """Train on only the first so many tokens (or examples) of the data, over and over."""
 
 
 @dataclass(frozen=True)
 class ObjectiveSettings:
     """What the model is asked to learn."""
 
-    objective: str = "ar"
-    """See langevin list objectives."""
+    objective: str = ""
+    """See langevin list objectives; default: what the task is about, ar or classify."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,12 @@ class OptimisationSettings:
 
 @dataclass(frozen=True)
 class BudgetSettings:
-    """How long it learns: one of these; default: ten million tokens."""
+    """How long it learns: one of these; default: ten million tokens, or ten epochs of examples."""
 
     tokens: int | None = None
-    """Training tokens."""
+    """Training tokens, or examples where a task counts these."""
+    epochs: float | None = None
+    """Passes over the training data."""
     steps: int | None = None
     """0: train nothing, and keep the model as it starts."""
     minutes: float | None = None
@@ -135,7 +138,7 @@ class RunSettings:
     eval_every: int | None = None
     """Steps between evaluations; default: ten over the run, fewer where they would take long."""
     eval_tokens: int = 32_768
-    """Validation tokens an evaluation during training looks at, the same ones every time."""
+    """Validation tokens (or examples) an evaluation during training looks at, the same ones every time."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; default: with an evaluation, half a minute or more after the last."""
     keep_evaluated: bool = False
@@ -159,7 +162,7 @@ GROUPS = {
 _POSITIVE = (
     *("layers", "width", "heads", "kv_heads", "mlp_width", "batch", "accumulate", "keep"),
     *("lr", "muon_lr", "clip", "max_bad_steps"),
-    *("tokens", "minutes", "eval_every", "eval_tokens", "checkpoint_every", "train_tokens"),
+    *("tokens", "epochs", "minutes", "eval_every", "eval_tokens", "checkpoint_every", "train_tokens"),
 )
 _FRACTIONS = ("warmup", "final_lr", "ema", "dropout", "beta2")
 
@@ -184,16 +187,20 @@ class TrainConfig(
             check_count(name, getattr(self, name), above=0)
         if not self.context and self.init is None:
             object.__setattr__(self, "context", CONTEXT)
+        if not self.objective:
+            from langevin.tasks import TASKS
+
+            object.__setattr__(self, "objective", TASKS.parse(self.task).objective)
         for name in ("steps", "weight_decay", "context"):
             check_count(name, getattr(self, name), above=None)
         check_seed(self.seed)
         for name in _FRACTIONS:
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)} must be from 0 to below 1")
-        for name in ("task", "data", "objective", "mixer", "device", "tokenizer", "init", "track"):
+        for name in ("task", "data", "mixer", "device", "tokenizer", "init", "track"):
             if getattr(self, name) is not None and not getattr(self, name).strip():
                 raise UsageError(f"{name} is empty", f"Leave --{name} out, or give it a value.")
-        given = [n for n in ("tokens", "steps", "minutes") if getattr(self, n) is not None]
+        given = [n for n in BUDGET if getattr(self, n) is not None]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} both set a budget", "Give one of them.")
         if self.batch % (self.accumulate or 1):
@@ -201,11 +208,10 @@ class TrainConfig(
                 f"{self.accumulate} parts do not divide a batch of {self.batch}",
                 "Choose another accumulate or batch.",
             )
-        if self.train_tokens is not None and self.train_tokens <= self.context + 1:
-            raise UsageError(
-                f"train_tokens={self.train_tokens} are too few for a context of {self.context}",
-                "Use a shorter --context, or more tokens.",
-            )
+
+    def with_budget(self, **budget: Any) -> TrainConfig:
+        """The same with this budget and no other."""
+        return replace(self, **{**dict.fromkeys(BUDGET), **budget})
 
     @property
     def mixers(self) -> str | list[str]:

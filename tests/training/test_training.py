@@ -281,13 +281,17 @@ def test_a_text_that_lives_on_the_device_trains_the_same(
         {"weight_decay": -5.0},
         {"beta2": 1.0},
         {"seed": -1},
-        {"train_tokens": 10},
     ],
     ids=str,
 )
 def test_settings_that_make_no_sense_are_refused(wrong: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         small(tmp_path, **wrong)
+
+
+def test_fewer_training_tokens_than_a_context_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="train_tokens=10 are too few"):
+        train(small(tmp_path, train_tokens=10), tmp_path / "run", quiet=True)
 
 
 def test_a_validation_text_shorter_than_the_context_is_refused(tmp_path: Path) -> None:

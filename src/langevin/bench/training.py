@@ -153,8 +153,7 @@ class _Case:
         folder: Path,
         seconds: float,
     ) -> None:
-        config = replace(config, steps=ENDLESS, tokens=None, minutes=None)
-        config = replace(config, eval_every=ENDLESS, checkpoint_every=ENDLESS)
+        config = replace(config.with_budget(steps=ENDLESS), eval_every=ENDLESS, checkpoint_every=ENDLESS)
         torch.manual_seed(0)
         self.trainer = Trainer(config, build(config, data).to(device), data, folder)
         self.spec, self.a_step = config.mixer, self.trainer.a_step

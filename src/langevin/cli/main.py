@@ -17,6 +17,7 @@ import tyro
 
 from langevin import __version__
 from langevin.cli.mixers import Bench, Check, Convert, Doctor, ListNames
+from langevin.cli.predict import Predict
 from langevin.cli.runs import Data, Evaluate, Generate, Plot, Train
 from langevin.cli.studies import Compare, Report, Reproduce
 from langevin.errors import UsageError, WorkError, one_line, unknown
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "train": Train,
     "evaluate": Evaluate,
     "generate": Generate,
+    "predict": Predict,
     "plot": Plot,
     "compare": Compare,
     "report": Report,

@@ -11,6 +11,7 @@ import tyro
 
 from langevin.cli.tables import (
     check_folder,
+    class_tables,
     console_for,
     interval,
     print_pairs,
@@ -21,10 +22,10 @@ from langevin.cli.tables import (
 from langevin.errors import UsageError
 from langevin.registry import written
 from langevin.sampling.text import Sampling, Text
-from langevin.settings import GROUPS, TrainConfig, check_count, check_seed, read_seeds
+from langevin.settings import BUDGET, GROUPS, TrainConfig, check_count, check_seed, read_seeds
 from langevin.tasks import TASKS
 
-BUDGETS = ("--tokens", "--steps", "--minutes")
+WHOLE = 1 << 30  # tokens: nothing is cut
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,10 @@ class Data:
             raise UsageError("no data set was named", "See langevin data list.")
         own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
         for name in self.names:
-            corpus = data.prepare(name, tokenizer=self.tokenizer, **own)
+            if name in data.labelled.NAMED or name in data.labelled.GENERATED:
+                corpus = data.prepare_labelled(name, self.tokenizer, context=WHOLE).corpus
+            else:
+                corpus = data.prepare(name, tokenizer=self.tokenizer, **own)
             sizes = {
                 f"{split} {what}": facts[what]
                 for split, facts in corpus.manifest["splits"].items()
@@ -89,8 +93,9 @@ class WithSettings(Groups):
         if not file:
             raise UsageError("--config names no file", "Give a YAML file, such as a run's config.yaml.")
         config, options = cls.read(Path(file))
-        if any(a.partition("=")[0] in BUDGETS for a in arguments):  # one takes the place of another
-            config = replace(config, tokens=None, steps=None, minutes=None)
+        budgets = [f"--{name}" for name in BUDGET]
+        if any(a.partition("=")[0] in budgets for a in arguments):  # one takes the place of another
+            config = config.with_budget()
         return cls.of(arguments, asdict(config), **options)
 
     @classmethod
@@ -154,6 +159,7 @@ class Train(WithSettings):
     def __call__(self) -> int:
         config = self.settings
         numbers = read_seeds(self.seeds) if self.seeds is not None else [config.seed]
+        from langevin.environment import pick_device
         from langevin.runs import train
         from langevin.training.start import default_folder, estimate
 
@@ -172,8 +178,13 @@ class Train(WithSettings):
                 return 130
             last = [row["loss"] for row in rows if row["split"] == "valid"][-1:] or [float("nan")]
             kind = "upper bound of the validation" if run.objective.likelihood == "bound" else "validation"
-            print(f"{run.path}: {kind} loss {last[0]:.4f} nats per token at the end")
-            print(f"Next: langevin evaluate {run.path}; langevin generate {run.path}")
+            per = run.task.unit.removesuffix("s")
+            if run.task.shows_training:
+                from langevin.evaluation.runs import evaluate
+
+                _show(run, evaluate(run, "valid", device=pick_device(one.device))[0])
+            print(f"{run.path}: {kind} loss {last[0]:.4f} nats per {per} at the end")
+            print(f"Next: langevin evaluate {run.path}; langevin {run.task.used_by} {run.path}")
         return 0
 
 
@@ -285,6 +296,8 @@ class Evaluate(WithSampling):
                     f"{run.objective.name}",
                     "Leave it out.",
                 )
+        for name in set(own) - set(signature(run.task.measure).parameters):
+            raise UsageError(f"--{name} is not for the task {run.task.name}", "Leave it out.")
         from langevin.evaluation import quality
 
         usual = quality.usual(run.objective, run.config.context)
@@ -318,25 +331,32 @@ class Evaluate(WithSampling):
         if self.json:
             print(json.dumps(result, indent=1))
         else:
-            table = table_of(
-                f"{self.path} on {self.split}, step {result['step']}", "metric", "value", "95 % interval"
-            )
             of_texts = [row for row in result["rows"] if row["metric"] in quality.OF_SETS]
-            for row in result["rows"]:
-                if row in of_texts:
-                    continue
-                metric = run.task.metric(row["metric"])
-                label = f"{metric.label} ({metric.unit})" if metric.unit else metric.label
-                label += " (upper bound)" if row["kind"] == "bound" else ""
-                label += f", {row['at']['gap']:.0%} taken" if "gap" in row["at"] else ""
-                table.add_row(label, f"{row['value']:.4f}", interval(row["low"], row["high"]))
-            console_for().print(table)
+            _show(run, result, of_texts)
             if texts is not None:
                 console_for().print(quality_table(of_texts, run.task))
                 print(result["quality"]["said"])
                 print(f"Infill: {result['quality']['infill']}. Repair: {result['quality']['recovery']}.")
         console.print(f"Everything is in {kept}" if kept else f"Not kept: {self.path} cannot be written to")
         return 0
+
+
+def _show(run: Any, result: dict[str, Any], elsewhere: list[Any] | None = None) -> None:
+    """What was measured of a run, but for rows that are shown elsewhere."""
+    table = table_of(
+        f"{run.path} on {result['split']}, step {result['step']}", "metric", "value", "95 % interval"
+    )
+    for row in result["rows"]:
+        if row in (elsewhere or ()) or "class" in row["at"]:
+            continue
+        metric = run.task.metric(row["metric"])
+        label = f"{metric.label} ({metric.unit})" if metric.unit else metric.label
+        label += " (upper bound)" if row["kind"] == "bound" else ""
+        label += f", {row['at']['gap']:.0%} taken" if "gap" in row["at"] else ""
+        table.add_row(label, f"{row['value']:.4f}", interval(row["low"], row["high"]))
+    console_for().print(table)
+    for more in class_tables(result) if "confusion" in result else ():
+        console_for().print(more)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,19 @@
 """How commands show things: tables and consoles."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from langevin.errors import UsageError
+
+WIDEST = 12  # classes of a confusion matrix that is printed
+LONGEST = 80  # characters of a text
 
 
 def console_for(stderr: bool = False) -> Console:
@@ -76,14 +81,39 @@ def quality_table(rows: list[dict[str, Any]], task: Any) -> Table:
     return table
 
 
+def class_tables(result: dict[str, Any]) -> Iterator[Table]:
+    """Of a classifier: scores by class, what was said of which class, and the surest mistakes."""
+    names, counts = result["confusion"]["classes"], result["confusion"]["counts"]
+    table = table_of("By class", "class", "precision", "recall", "F1", "examples")
+    for name, row in zip(names, counts, strict=True):
+        found = [_at(result["rows"], metric, {"class": name}) for metric in ("precision", "recall", "f1")]
+        table.add_row(escape(name), *(f"{score['value']:.3f}" for score in found if score), str(sum(row)))
+    yield table
+    if len(names) <= WIDEST:
+        table = table_of("What was said (columns) of each class (rows)", "", *map(escape, names))
+        for name, row in zip(names, counts, strict=True):
+            table.add_row(escape(name), *map(str, row))
+    else:
+        table = table_of("Most often confused", "class", "said", "examples", left=2)
+        cells = [(row[j], a, b) for a, row in zip(names, counts, strict=True) for j, b in enumerate(names)]
+        for count, one, other in sorted((c for c in cells if c[0] and c[1] != c[2]), reverse=True)[:10]:
+            table.add_row(escape(one), escape(other), str(count))
+    yield table
+    table = table_of("The surest mistakes", "said", "sure", "is", "text", left=4)
+    for wrong in result["mistakes"]:
+        words = [wrong["said"], f"{wrong['probability']:.1%}", wrong["class"], wrong["text"][:LONGEST]]
+        table.add_row(*(escape(" ".join(word.split())) for word in words))
+    yield table
+
+
 def _at(rows: list[dict[str, Any]], name: str, at: dict[str, Any]) -> dict[str, Any] | None:
     return next((row for row in rows if row["metric"] == name and row["at"] == at), None)
 
 
 def check_folder(file: Path | None) -> None:
     """A file that is written at the end must have a place from the beginning."""
-    if file is not None and not file.parent.is_dir():
-        raise UsageError(f"no such folder: {file.parent}", "Make it first.")
+    if file is not None and ("\0" in str(file) or not file.parent.is_dir()):
+        raise UsageError(f"no such folder: {str(file.parent)!r}", "Make it first.")
 
 
 def write_numbers(result: dict[str, Any], file: Path | None) -> None:

@@ -6,11 +6,13 @@ corpus.batch("train", step, seed=0, batch=32, context=256)
 
 from typing import Any
 
+from langevin.data import labelled
 from langevin.data.corpus import Corpus, same_data
+from langevin.data.examples import LabelledTexts
 from langevin.data.shards import tokenised
 from langevin.data.sources import GENERATED, NAMED, NamedText, find
 
-__all__ = ["Corpus", "names", "prepare", "same_data"]
+__all__ = ["Corpus", "LabelledTexts", "names", "prepare", "prepare_labelled", "same_data"]
 
 
 def prepare(name: str, tokenizer: str | None = None, *, progress: bool = True, **settings: Any) -> Corpus:
@@ -27,6 +29,30 @@ def prepare(name: str, tokenizer: str | None = None, *, progress: bool = True, *
     return tokenised(source, source.tokenizer if tokenizer is None else tokenizer, progress)
 
 
+def prepare_labelled(
+    name: str,
+    tokenizer: str | None = None,
+    *,
+    context: int,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    first: int | None = None,
+    progress: bool = True,
+) -> LabelledTexts:
+    """Texts with classes, tokenised and cached as by `prepare`, and read up to `context` tokens.
+
+    name: a name from `names()`, a table (CSV, TSV, JSONL, Parquet), or a folder of them.
+    text_column, label_column: of a table; None for text and label.
+    first: how many of the training rows to take.
+    progress: show a progress bar on a terminal, and warn of rows that were left out or are cut.
+    """
+    source = labelled.find(name, text_column, label_column)
+    found = LabelledTexts(tokenised(source, tokenizer or source.tokenizer, progress), context, first)
+    if progress:
+        found.tell()
+    return found
+
+
 def names() -> list[dict[str, Any]]:
     """The sources that have a name; here: whether they can be prepared without network."""
     rows: list[dict[str, Any]] = []
@@ -41,4 +67,17 @@ def names() -> list[dict[str, Any]]:
             rows.append({**row, "kind": "text", "here": here, "bytes": size})
         else:
             rows.append({**row, "here": True, "bytes": None})
+    for name, (about, _) in labelled.GENERATED.items():
+        row = {"name": name, "kind": "generated, labelled", "about": about, "tokenizer": "spaces"}
+        rows.append({**row, "here": True, "bytes": None})
+    for name, known in labelled.NAMED.items():
+        files = known.here()
+        row = {
+            "name": name,
+            "kind": "labelled",
+            "about": known.about,
+            "tokenizer": labelled.USUAL_TOKENIZER,
+        }
+        size = sum(path.stat().st_size for path in files.values()) if files else None
+        rows.append({**row, "here": bool(files), "bytes": size})
     return rows

@@ -135,6 +135,8 @@ def same_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
             facts = [manifest["splits"][split] for manifest in (one, other)]
             if len({f["text_sha256"] if "text_sha256" in f else f["sha256"] for f in facts}) > 1:
                 return f"the {split} text"
+            if len({f.get("labels_sha256") for f in facts}) > 1:
+                return f"the {split} labels"
         if one.get("tokenizer_sha256") != other.get("tokenizer_sha256"):
             return "the tokenizer"
         layouts = {m.get("layout", "text eos" if m.get("documents") else "text") for m in (one, other)}

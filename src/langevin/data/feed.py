@@ -17,7 +17,11 @@ Arrays = dict[str, np.ndarray]
 
 
 class Feed:
-    """Batches that are made on the host, by `make(step)` for all processes."""
+    """Batches that are made on the host, by `make(step)` for all processes; none is larger than that of
+    the step `widest`."""
+
+    widest: int = 0
+    shape: Any = None  # of the batch that was put, where they differ
 
     def __init__(
         self,
@@ -25,21 +29,25 @@ class Feed:
         held_out: list[Arrays],
         device: torch.device,
         share: Callable[[Any], Any],
+        widest: int = 0,
     ) -> None:
-        self.make, self.device, self.share = make, device, share
-        self.held = self._mine(0)
+        self.make, self.device, self.share, self.widest = make, device, share, widest
+        self.places: dict[tuple[torch.Size, ...], dict[str, Tensor]] = {}  # one for batches of each shape
+        self.put(0)
         self.held_out = [{k: torch.from_numpy(v).to(device) for k, v in part.items()} for part in held_out]
-        self.rows = len(next(iter(self.held.values())))
-
-    def _mine(self, step: int) -> dict[str, Tensor]:
-        return {k: torch.from_numpy(self.share(v)).to(self.device) for k, v in self.make(step).items()}
+        self.rows = len(next(iter(self.batch().values())))
 
     def put(self, step: int) -> None:
-        for name, value in self._mine(step).items():
-            self.held[name].copy_(value, non_blocking=True)
+        mine = {name: torch.from_numpy(self.share(value)) for name, value in self.make(step).items()}
+        self.shape = tuple(x.shape for x in mine.values())
+        if self.shape not in self.places:
+            self.places[self.shape] = {name: x.to(self.device) for name, x in mine.items()}
+        for name, x in mine.items():
+            x = x.pin_memory() if self.device.type == "cuda" else x
+            self.places[self.shape][name].copy_(x, non_blocking=True)
 
     def batch(self) -> dict[str, Tensor]:
-        return self.held
+        return self.places[self.shape]
 
     def where(self, step: int) -> str:
         """Where the rows of a step come from, for whoever looks for what broke it."""

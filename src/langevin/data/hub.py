@@ -4,6 +4,7 @@ Texts from the Hub come through `datasets` and are written once, as the files we
 """
 
 import importlib.util
+import json
 import os
 import socket
 from collections.abc import Iterable
@@ -46,6 +47,8 @@ class HubTexts:
     """Rows are documents, ended by a separator line; else rows are joined as they are."""
     blank: str = ""
     """What an empty row stood for in the original file."""
+    columns: tuple[str, ...] = ()
+    """Write these as lines of JSON, and not the text alone."""
 
 
 def has_datasets() -> bool:
@@ -100,6 +103,9 @@ def _fetch(texts: HubTexts, folder: Path) -> None:
         for name, rows in parts.items():
             with open(place / name, "w", encoding="utf-8", newline="") as file:
                 for row in chain.from_iterable(rows):
+                    if texts.columns:
+                        file.write(json.dumps({name: row[name] for name in texts.columns}) + "\n")
+                        continue
                     text = row["text"] or texts.blank
                     file.write(f"{text.strip()}\n{SEPARATOR}\n" if texts.documents else text)
 

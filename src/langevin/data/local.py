@@ -96,7 +96,7 @@ class LocalText:
             yield from tables.rows(path, self.text_column) if tables.is_table(path) else documents_of(path)
 
 
-def by_split(path: Path, names: list[str]) -> dict[str, list[str]]:
+def by_split(path: Path, names: list[str], needed: tuple[str, ...] = SPLITS) -> dict[str, list[str]]:
     """The files of train, valid and test, where names say so; all of them under "" where none does.
 
     Files of a set differ in the name of the split (and in numbers) alone: train.txt, val.txt, test.txt;
@@ -115,7 +115,7 @@ def by_split(path: Path, names: list[str]) -> dict[str, list[str]]:
     begun: list[str] = []
     for pattern, words in sets.items():
         there = {SPLIT_NAMES[word] for word in words}
-        if len(there) == len(SPLITS):
+        if there >= set(needed):
             whole.append(pattern)
         elif pattern.lower() in plain or ("train" in there and len(there) > 1):
             begun += words
@@ -125,7 +125,7 @@ def by_split(path: Path, names: list[str]) -> dict[str, list[str]]:
             "Name the folder of one, or keep one.",
         )
     if begun and not whole:
-        missing = [split for split in SPLITS if split not in {SPLIT_NAMES[word] for word in begun}]
+        missing = [split for split in needed if split not in {SPLIT_NAMES[word] for word in begun}]
         raise UsageError(
             f"{path} holds {' and '.join(begun)}, but no {' and no '.join(missing) or 'set of all three'}",
             "Add what is missing (valid may be called val, validation or dev), rename what is no split, or "
@@ -134,7 +134,7 @@ def by_split(path: Path, names: list[str]) -> dict[str, list[str]]:
     if not whole:
         return {"": names}
     words = sets[whole[0]]
-    if len(words) > len(SPLITS):
+    if len(words) > len({SPLIT_NAMES[word] for word in words}):
         raise UsageError(
             f"{path} has two names for one split: {', '.join(words)}", "Keep one of them in the folder."
         )
@@ -142,7 +142,7 @@ def by_split(path: Path, names: list[str]) -> dict[str, list[str]]:
     if others := sorted({*names}.difference(*groups.values())):
         shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         warnings.warn(f"{path} is split into {', '.join(words)}: {shown} left out", stacklevel=2)
-    return {split: groups[split] for split in SPLITS}
+    return {split: groups[split] for split in SPLITS if split in groups}
 
 
 def _has_separator(path: Path) -> bool:

@@ -8,6 +8,10 @@ next. The blocks that lie inside an epoch come in an order permuted by (seed, ep
 end comes last and belongs to both epochs. Batch b of step k is block slot k·batch + b: nothing is dropped,
 repeated or padded, also where a batch crosses the end of an epoch.
 
+Examples of their own, such as labelled texts, come once an epoch, in batches of about the same length.
+Epoch e takes the slots eN to (e+1)N: the batches across its ends are filled at random, all others are cut
+from its examples sorted by length, and come in an order permuted by (seed, epoch).
+
 Evaluation. Windows of C targets move on by `stride`, and only their new targets are scored: each once.
 """
 
@@ -33,7 +37,7 @@ def window_starts(tokens: int, step: int, *, seed: int, batch: int, context: int
         last = (int(epoch) + 1) * tokens // context
         inside = (slots >= first) & (slots < last)
         if inside.any():
-            blocks[inside] = first + _permutation(last - first, seed, int(epoch))[slots[inside] - first]
+            blocks[inside] = first + permutation(last - first, seed, int(epoch))[slots[inside] - first]
     return (_start(seed, tokens) + blocks * context - 1) % tokens
 
 
@@ -42,10 +46,23 @@ def windows(tokens: int, starts: np.ndarray, length: int) -> np.ndarray:
     return (starts[:, None] + np.arange(length)) % tokens
 
 
+def epoch_of_examples(lengths: np.ndarray, epoch: int, *, seed: int, batch: int) -> np.ndarray:
+    """The examples of an epoch in the order of its slots; few lengths are those batches are padded to."""
+    count = len(lengths)
+    shuffled = permutation(count, seed, epoch)
+    before, behind = -epoch * count % batch, (epoch + 1) * count % batch
+    if before + behind >= count:
+        return shuffled
+    across, inside = np.split(shuffled, [before + behind])
+    alike = inside[np.argsort(lengths[inside], kind="stable")].reshape(-1, batch)
+    alike = alike[permutation(len(alike), seed, epoch, 1)]
+    return np.concatenate([across[:before], alike.ravel(), across[before:]])
+
+
 @lru_cache(maxsize=4)
-def _permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+def permutation(count: int, *seeds: int) -> np.ndarray:
     """A random permutation as the order of random words: the same in every version of numpy."""
-    words = np.random.PCG64(np.random.SeedSequence((seed, epoch))).random_raw(count)
+    words = np.random.PCG64(np.random.SeedSequence(seeds)).random_raw(count)
     order = np.argsort(words, kind="stable")
     order.flags.writeable = False
     return order

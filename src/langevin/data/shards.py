@@ -4,6 +4,8 @@ CACHE/tokens/NAME-TOKENIZER-KEY/     KEY is a hash of all that the tokens depend
     train.bin valid.bin test.bin     token ids; a document is `text eos`, or `bos text` where the tokenizer
                                      itself puts a beginning-of-text token before texts
     valid.sizes test.sizes           the characters and bytes that each token adds to the text (uint16)
+    train.labels ...                 the class of each document, where they have one (int32)
+    valid.json test.json             the documents themselves, where they have classes: to show mistakes
     tokenizer/ manifest.json
 """
 
@@ -31,7 +33,7 @@ from langevin.data.hub import cache_root
 from langevin.data.sources import Source, fingerprint
 from langevin.data.texts import SEPARATOR, SPLITS, Texts
 from langevin.errors import UsageError
-from langevin.runs.files import changed, read_json, write_folder
+from langevin.runs.files import changed, read_json, sha256, write_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -141,6 +143,11 @@ def build(
             shard.write(folder, partial(bar.advance, task))
             if not shard.tokens:
                 raise UsageError(f"{source.name} has no text for {split}", "Use a longer text.")
+        labelled = {split: np.asarray(some, "<i4") for split, some in texts.labels.items()}
+        for split, labels in labelled.items():
+            labels.tofile(folder / f"{split}.labels")
+            if split != "train":
+                (folder / f"{split}.json").write_text(json.dumps(list(texts.splits[split]())))
     manifest = {
         **recipe,
         "facts": texts.facts,
@@ -151,7 +158,11 @@ def build(
         "dtype": dtype.str,
         "tokenizer": {"name": name, "vocab_size": size, "eos": tokenizer.eos_token_id},
         "tokenizer_sha256": tokenizers.fingerprint(tokenizer),
-        "splits": {split: shard.facts() for split, shard in shards.items()},
+        "splits": {
+            split: shard.facts()
+            | ({"labels_sha256": sha256(folder / f"{split}.labels")} if split in labelled else {})
+            for split, shard in shards.items()
+        },
         **_true_entropy(texts, shards),
         **_repeated(texts, shards),
         "files": {

@@ -1,8 +1,9 @@
-"""Rows of CSV, TSV and JSON Lines files as documents: the text in one of their columns."""
+"""Rows of CSV, TSV, JSON Lines and Parquet files: the text in one column, and others beside it."""
 
 import csv
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from langevin.data.texts import read_text
@@ -10,7 +11,8 @@ from langevin.errors import UsageError
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
-SUFFIXES = (*DELIMITERS, *JSON_LINES)
+PARQUET = ".parquet"
+SUFFIXES = (*DELIMITERS, *JSON_LINES, PARQUET)
 USUAL_COLUMN = "text"
 LONGEST_FIELD = (1 << 31) - 1
 
@@ -24,11 +26,19 @@ def rows(path: Path, column: str | None) -> Iterator[str]:
 
     column: its name, or its number (1, 2, ...) in a CSV or TSV file without a header; None: `text`.
     """
-    read = _json_fields if path.suffix.lower() in JSON_LINES else _fields
-    return (text for field in read(path, column or USUAL_COLUMN) if (text := field.strip()))
+    return (text for (field,) in records(path, [column or USUAL_COLUMN]) if (text := field.strip()))
 
 
-def _fields(path: Path, column: str) -> Iterator[str]:
+def records(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The fields of every row in these columns, the first of which holds texts; all by name, or all by
+    number where a file has no header."""
+    suffix = path.suffix.lower()
+    if suffix in JSON_LINES:
+        return _json_fields(path, columns)
+    return _parquet_fields(path, columns) if suffix == PARQUET else _fields(path, columns)
+
+
+def _fields(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
     csv.field_size_limit(LONGEST_FIELD)
     delimiter = DELIMITERS[path.suffix.lower()]
     plain = delimiter == "\t" and not _quotes_pair_up(path)
@@ -40,13 +50,13 @@ def _fields(path: Path, column: str) -> Iterator[str]:
     )
     try:
         header = next(row for row in table if row)
-        if header.count(column) == 1:
-            index = header.index(column)
-        elif column.isdecimal() and 1 <= int(column) <= len(header):
-            index = int(column) - 1
-            yield header[index]
+        if all(header.count(column) == 1 for column in columns):
+            places = [header.index(column) for column in columns]
+        elif all(column.isdecimal() and 1 <= int(column) <= len(header) for column in columns):
+            places = [int(column) - 1 for column in columns]
+            yield tuple(header[place] for place in places)
         else:
-            raise _no_column(path, column, header)
+            raise _no_column(path, columns, header)
         for row in table:
             if row and len(row) != len(header):
                 raise UsageError(
@@ -54,7 +64,7 @@ def _fields(path: Path, column: str) -> Iterator[str]:
                     "Put quotes around a field that has the separator or a line end in it.",
                 )
             if row:
-                yield row[index]
+                yield tuple(row[place] for place in places)
     except csv.Error as error:
         raise UsageError(
             f"{path} line {table.line_num} cannot be read: {error}",
@@ -72,7 +82,7 @@ def _quotes_pair_up(path: Path) -> bool:
     return True
 
 
-def _json_fields(path: Path, column: str) -> Iterator[str]:
+def _json_fields(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for number, line in enumerate(_lines(read_text(path)), 1):
         if not line.strip():
             continue
@@ -80,19 +90,49 @@ def _json_fields(path: Path, column: str) -> Iterator[str]:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError("it is no object")
-            if column not in row:
-                raise _no_column(path, column, row)
-            if not isinstance(row[column], str):
-                raise ValueError(f"{column!r} is {json.dumps(row[column])[:40]}, not a text")
-            row[column].encode()  # \ud800 in JSON is half a character
+            if not all(column in row for column in columns):
+                raise _no_column(path, columns, row)
+            fields = _told(columns, [row[column] for column in columns])
         except UsageError:
             raise
         except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"{path} line {number} cannot be read: {error}",
-                f'Every line must be a JSON object such as {{"{column}": "Once upon a time ..."}}.',
+                f'Every line must be a JSON object such as {{"{columns[0]}": "Once upon a time ..."}}.',
             ) from None
-        yield row[column]
+        yield fields
+
+
+def _parquet_fields(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    try:
+        parquet = import_module("pyarrow.parquet")
+    except ImportError:
+        raise UsageError(
+            f"{path} cannot be read: pyarrow is not installed",
+            "Run pip install 'langevin[data]', or save the table as CSV or JSONL.",
+        ) from None
+    try:
+        table = parquet.ParquetFile(path)
+        if not all(column in table.schema_arrow.names for column in columns):
+            raise _no_column(path, columns, table.schema_arrow.names)
+        for part in table.iter_batches(columns=list(columns)):
+            for row in part.to_pylist():
+                yield _told(columns, [row[column] for column in columns])
+    except UsageError:
+        raise
+    except ValueError as error:  # what pyarrow raises is one
+        raise UsageError(f"{path} cannot be read: {error}", "Save the table again.") from None
+
+
+def _told(columns: Sequence[str], values: list[object]) -> tuple[str, ...]:
+    """Values as they would stand in a CSV file; the first must be a text."""
+    for column, value in zip(columns, values, strict=True):
+        plain = isinstance(value, str) or (column != columns[0] and not isinstance(value, list | dict))
+        if not plain:
+            raise ValueError(f"{column!r} is {json.dumps(value, default=str)[:40]}, not a text")
+    fields = tuple("" if value is None else str(value) for value in values)
+    "".join(fields).encode()  # \ud800 in JSON is half a character
+    return fields
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
@@ -105,10 +145,12 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
         yield held
 
 
-def _no_column(path: Path, column: str, there: Iterable[str]) -> UsageError:
+def _no_column(path: Path, columns: Sequence[str], there: Iterable[str]) -> UsageError:
+    there = list(there)
+    which, column = next((i, c) for i, c in enumerate(columns) if there.count(c) != 1)
     names = ", ".join(repr(name if len(name) <= 30 else f"{name[:29]}…") for name in there)
     return UsageError(
         f"{path} has no column {column!r} of its own: it has {names}",
-        "Name the column of the text (--text-column NAME), or its number where there is no header (1 for "
-        "the first).",
+        f"Name the column of the {'label' if which else 'text'} (--{'label' if which else 'text'}-column "
+        "NAME), or its number where there is no header (1 for the first).",
     )

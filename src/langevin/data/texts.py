@@ -36,6 +36,8 @@ class Texts:
     """What the manifest should say about the source."""
     nats: dict[str, float] = field(default_factory=dict)
     """-ln p of each split under the distribution it was drawn from, where that is known."""
+    labels: dict[str, list[int]] = field(default_factory=dict)
+    """The class of every document, where they have one."""
 
     def pieces(self, split: str) -> Iterator[tuple[str, bool]]:
         """The split in pieces for a tokenizer, and whether a document ends with each."""

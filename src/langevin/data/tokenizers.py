@@ -1,7 +1,9 @@
-"""Tokenizers by name: `bytes`, `chars`, `bpe-N`, or a fast transformers tokenizer (a folder or a Hub name).
+"""Tokenizers by name: `bytes`, `chars`, `bpe-N`, `words`, `spaces`, or a fast transformers tokenizer (a
+folder or a Hub name).
 
 All are transformers' fast tokenizers, so they are saved beside a model and load with AutoTokenizer. The
-first three give every text back exactly and end documents with `<|endoftext|>`.
+first three give every text back exactly; `words` (small letters, marks apart) and `spaces` (what stands
+between white space) do not. All of these end documents with `<|endoftext|>`.
 """
 
 from __future__ import annotations
@@ -27,10 +29,14 @@ if TYPE_CHECKING:
 UNKNOWN = "<|unknown|>"
 """Stands for characters that the training text does not have, where another split does."""
 
-OWN = ("bytes", "chars", "bpe-4096")
+OTHER = "<|other|>"
+"""Stands for words that are not in the vocabulary."""
+
+OWN = ("bytes", "chars", "words", "spaces", "bpe-4096")
 BPE = re.compile(r"bpe-0*([0-9]+)")
 SMALLEST_BPE = 257  # every byte, and the end of text
 LARGEST_BPE = 1_000_000  # several times the largest vocabularies in use
+MOST_WORDS = 30_000  # of `words`, each of which the training text has twice or more
 
 Encode = Callable[[list[str], bool], Iterator[tuple[np.ndarray, np.ndarray | None]]]
 """Texts to token ids; and, if asked for, the number of characters up to the end of each token."""
@@ -42,7 +48,7 @@ def is_made_here(name: str) -> bool:
         raise UsageError(
             "the tokenizer has no name", f"Leave it out for the usual one, or use {', '.join(OWN)}."
         )
-    if name in ("bytes", "chars"):
+    if name in OWN[:4]:
         return True
     if (match := BPE.fullmatch(name)) is None:
         return False
@@ -63,7 +69,9 @@ def make(name: str, texts: Iterable[str], others: Iterable[str]) -> PreTrainedTo
     if name == "chars":
         characters = sorted(_characters(texts))
         has_unknown = not _characters(others) <= set(characters)
-        return _wrapped(_chars(characters, has_unknown), has_unknown)
+        return _wrapped(_chars(characters, has_unknown), UNKNOWN if has_unknown else None)
+    if name in ("words", "spaces"):
+        return _wrapped(_words(name == "words", texts), OTHER)
     return _wrapped(_bpe(int(name.removeprefix("bpe-")), texts))
 
 
@@ -122,6 +130,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def _checked(tokenizer: Any, name: str) -> PreTrainedTokenizerFast:
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise UsageError(f"{name} is not a fast tokenizer", "Use one that has a tokenizer.json.")
+    if tokenizer.eos_token_id is None and tokenizer.sep_token_id is not None:
+        tokenizer.eos_token = tokenizer.sep_token  # BERT's ends a text
     if tokenizer.eos_token_id is None:
         raise UsageError(
             f"the tokenizer {name} has no end-of-text token", "Set its eos_token and save it again."
@@ -224,13 +234,13 @@ def encoder(tokenizer: PreTrainedTokenizerFast, name: str = "") -> Encode:
     return encode
 
 
-def _wrapped(backend: Tokenizer, has_unknown: bool = False) -> PreTrainedTokenizerFast:
+def _wrapped(backend: Tokenizer, unknown: str | None = None) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=SEPARATOR,
-        unk_token=UNKNOWN if has_unknown else None,
+        unk_token=unknown,
         clean_up_tokenization_spaces=False,
     )
 
@@ -301,6 +311,25 @@ def _bpe(size: int, texts: Iterable[str]) -> Tokenizer:
         vocab_size=size,
         special_tokens=[SEPARATOR],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _words(marks_apart: bool, texts: Iterable[str]) -> Tokenizer:
+    """The words of the training text by how often they come; then OTHER is for those that are not there."""
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.WordLevel({}, unk_token=OTHER))
+    if marks_apart:
+        tokenizer.normalizer = normalizers.Lowercase()
+    word = r"\w+(?:'\w+)?|[^\w\s]" if marks_apart else r"\S+"
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(word), "removed", invert=True)
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=MOST_WORDS if marks_apart else LARGEST_BPE,
+        min_frequency=2 if marks_apart else 1,
+        special_tokens=[SEPARATOR, OTHER],
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)

@@ -17,6 +17,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
     DynamicCache,
     GenerationMixin,
     PreTrainedModel,
@@ -24,11 +25,16 @@ from transformers import (
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+)
 from transformers.utils import can_return_tuple
 
 from langevin.errors import UsageError, WorkError
-from langevin.kernels.view import View, readable
+from langevin.kernels.view import View, readable, wide
 from langevin.mixers import build
 from langevin.mixers.mechanism import Mechanism, Scalars
 from langevin.models.attention import Attention, Rotation, angles, rotary, visible
@@ -436,6 +442,77 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
         return out, self.readout(out.last_hidden_state.unflatten(1, (-1, K)), log_p_BLK)
 
 
+class LangevinForSequenceClassification(LangevinPreTrainedModel):
+    """The model with a head that says which class a text is of, from one vector of its tokens:
+
+        mean        Σ_i h_i / n
+        attention   Σ_i softmax_i(a·h_i) h_i
+        last        h_n
+
+    over its n real tokens. Padding may stand at either side; a text of nothing is the zero vector.
+    """
+
+    def __init__(self, config: LangevinConfig) -> None:
+        super().__init__(config)
+        self.model = LangevinModel(config)
+        if config.pooling == "attention":
+            self.attend = nn.Linear(config.hidden_size, 1, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        temperature: float | None = None,
+        **options: Any,
+    ) -> SequenceClassifierOutput:
+        """Logits (B, C) in float32 or better; outside training divided by the temperature, which is the
+        config's unless given, so that their softmax is calibrated. labels (B,) give a loss of undivided
+        ones."""
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        assert given is not None
+        real = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
+        if attention_mask is not None:
+            real = attention_mask.bool()
+            if not (self.training or torch.compiler.is_exporting()):  # tokens first, then padding
+                order = real.logical_not().byte().argsort(dim=1, stable=True)
+                real, given = real.gather(1, order), given[torch.arange(len(order))[:, None], order]
+        out = self.model(
+            **{"input_ids" if inputs_embeds is None else "inputs_embeds": given},
+            attention_mask=None if attention_mask is None else real,
+            **{**options, "use_cache": False, "return_dict": True},
+        )
+        logits = self.score(self.dropout(self._pooled(out.last_hidden_state, real)))
+        logits = logits.to(wide(logits.dtype))
+        loss = None if labels is None else F.cross_entropy(logits, labels)
+        if not self.training:
+            logits = logits / (self.config.temperature if temperature is None else temperature)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions
+        )
+
+    def _pooled(self, h_BLW: Tensor, real_BL: Tensor) -> Tensor:
+        h_BLW = torch.where(real_BL[..., None], h_BLW, 0.0)
+        if self.config.pooling == "last":
+            last_B = (real_BL * torch.arange(h_BLW.shape[1], device=h_BLW.device)).argmax(1)
+            return h_BLW.take_along_dim(last_B[:, None, None], 1)[:, 0]
+        share_BL = real_BL.to(wide(h_BLW.dtype))
+        if self.config.pooling == "attention":
+            a_BL = self.attend(h_BLW)[..., 0].to(share_BL.dtype)
+            a_BL = torch.where(real_BL, a_BL, torch.finfo(a_BL.dtype).min)
+            share_BL = share_BL * (a_BL - a_BL.amax(1, keepdim=True)).exp()
+        total_BW = (share_BL[..., None] * h_BLW).sum(1)
+        return (total_BW / share_BL.sum(1, keepdim=True).clamp_min(1.0)).to(h_BLW.dtype)
+
+
 AutoModel.register(LangevinConfig, LangevinModel, exist_ok=True)
 AutoModelForCausalLM.register(LangevinConfig, LangevinForCausalLM, exist_ok=True)
 AutoModelForMaskedLM.register(LangevinConfig, LangevinForMaskedLM, exist_ok=True)
+AutoModelForSequenceClassification.register(
+    LangevinConfig, LangevinForSequenceClassification, exist_ok=True
+)

@@ -12,13 +12,16 @@ POSITIONS = ("none", "learned", "sinusoidal", "rope", "alibi")
 MLPS = ("gelu", "swiglu")
 NORMS = ("layernorm", "rmsnorm")
 CANDIDATES = ("none", "soft", "full")
+POOLINGS = ("mean", "attention", "last")
 
 
 class LangevinConfig(PreTrainedConfig):
     """One pre-norm transformer whose mixer is a spec, or a list with one spec per layer.
 
     positions: none, learned, sinusoidal, rope or alibi; mlp: gelu or swiglu; norm: layernorm or rmsnorm.
-    candidates: what positions of a masked model hold beside tokens, none, soft or full.
+    candidates: what positions of a masked model hold beside tokens, none, soft or full. pooling: how a
+    classifier makes one vector of its tokens, mean, attention or last; temperature: what its logits are
+    divided by outside training.
     """
 
     model_type = "langevin"
@@ -46,6 +49,8 @@ class LangevinConfig(PreTrainedConfig):
     pad_token_id: int | None = None
     mask_token_id: int | None = None
     candidates: str = "none"
+    pooling: str = "mean"
+    temperature: float = 1.0
 
     def __post_init__(self, **kwargs: Any) -> None:
         for kind, value, valid in (
@@ -53,6 +58,7 @@ class LangevinConfig(PreTrainedConfig):
             ("mlp", self.mlp, MLPS),
             ("norm", self.norm, NORMS),
             ("candidates", self.candidates, CANDIDATES),
+            ("pooling", self.pooling, POOLINGS),
         ):
             if value not in valid:
                 raise unknown(kind, str(value), valid)

@@ -33,9 +33,10 @@ def flops_of(model: Any, context: int, block: int | None = None) -> float:
     once, and sees its block and those before it.
     """
     looked_up = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
-    head = model.get_output_embeddings().weight.numel()
+    output = model.get_output_embeddings()  # none in a classifier
+    head = 0 if output is None else output.weight.numel()
     own = {id(p): p.numel() for p in model.parameters() if p.ndim == 2}
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    tied = output is not None and output.weight is model.get_input_embeddings().weight
     matrices, mixing = sum(own.values()) - looked_up + (head if tied else 0), 0.0
     for module in model.modules():
         if isinstance(module, NeighborMixer):  # its steps may use the same matrices

@@ -82,6 +82,27 @@ def without_weights(name: str, spec: str) -> Any:
     return model
 
 
+def encoder(name: str, head: Any, mixers: str | list[str], settings: dict[str, Any]) -> Any:
+    """One of our models that see both sides under another head, which is new. The mixers may be others of
+    q, k and v."""
+    import torch
+
+    from langevin.models.config import LangevinConfig
+    from langevin.models.convert import read_config
+
+    where = located(name)
+    config, _ = read_config(where, {})
+    if not isinstance(config, LangevinConfig) or config.causal:
+        raise UsageError(
+            f"{name} is no langevin model that sees both sides",
+            "Give a run of the objective masked, sparse or classify, or leave --init out.",
+        )
+    vocab_size = config.vocab_size
+    for key, value in {**settings, "mixer": mixers, "vocab_size": vocab_size}.items():
+        setattr(config, key, value)
+    return head.from_pretrained(where, config=config, dtype=torch.float32)
+
+
 def own_mixer(name: str) -> str:
     """The spec by which a saved model mixes as it stands, or one a layer separated by semicolons; a plain
     transformers model mixes by softmax."""

@@ -79,6 +79,9 @@ class Objective:
         part of the budget spent, 0 to 1."""
         raise NotImplementedError(f"{type(self).__name__} must say what its loss is")
 
+    def calibrate(self, model: Any, held_out: list[Batch]) -> None:
+        """What is fitted on validation batches before a model is kept, and kept with it."""
+
     def upper_bound(self, model: Any, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
         """(B, L), where the likelihood is a bound: an unbiased estimate of an upper bound of the negative
         log-likelihood of each row, in nats, as a sum over its tokens."""

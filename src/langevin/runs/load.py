@@ -236,7 +236,7 @@ def _refuse_other_settings(folder: Path, described: dict[str, Any], config: Trai
 SETTINGS = (
     *("model_type", "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "mixer", "norm"),
     *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "mlp", "intermediate_size"),
-    *("positions", "qk_norm", "tie_word_embeddings", "causal", "candidates"),
+    *("positions", "qk_norm", "tie_word_embeddings", "causal", "candidates", "pooling"),
 )
 
 

@@ -62,6 +62,7 @@ def compare(
     before = begun(folder)
     device = pick_device(plan.parts[0].config.device)
     data = [TASKS.parse(p.config.task).prepare(_any_run(plan, p), progress=not quiet) for p in plan.parts]
+    plan = terms.in_units(plan, data)
     sizes = terms.all_sizes(plan, data)
     plan = terms.spelled_out(plan, sizes, data, device, before)
     if plan.equalise:
@@ -368,8 +369,8 @@ def _trials(plan: Plan, folder: Path) -> Iterator[Job]:
         for arm in part.read_arms:
             for rate in plan.learning_rates(part, arm):
                 place = _trial_folder(plan, folder, part, arm, rate)
-                budget = {"tokens": plan.trial_tokens, "steps": None} if plan.trial_tokens else {}
-                config = plan.config(part, plan.at_rate(part, arm, rate), TUNING_SEED, **budget)
+                config = plan.config(part, plan.at_rate(part, arm, rate), TUNING_SEED)
+                config = config.with_budget(tokens=plan.trial_tokens) if plan.trial_tokens else config
                 arguments = {"config": config, "folder": place.absolute(), "threads": plan.threads}
                 label = _label(part, arm, f"lr {rate:g}")
                 output, like = place / "done.json", _compiled(part, arm)
@@ -391,9 +392,8 @@ def _untouched(plan: Plan, folder: Path) -> Iterator[Job]:
     for part in plan.parts:
         init = part.config.init
         if init is not None:
-            config = replace(
-                _any_run(plan, part), mixer=pretrained.own_mixer(init), objective="ar", tokens=None, steps=0
-            )
+            config = _any_run(plan, part).with_budget(steps=0)
+            config = replace(config, mixer=pretrained.own_mixer(init), objective=plan.task.objective)
             job = _run_job(plan, config, _place(plan, folder, part) / "untouched", "the untouched model")
             yield replace(job, like=_compiled(part, part.read_arms[0]))
 

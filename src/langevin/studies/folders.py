@@ -16,11 +16,11 @@ from langevin.errors import UsageError
 from langevin.evaluation.runs import evaluate
 from langevin.runs import Run, load
 from langevin.runs.files import misfit
+from langevin.settings import BUDGET
 from langevin.studies import work
 from langevin.studies.compare import concluded, data_facts
 from langevin.studies.plan import FIXED, INCIDENTAL, Arm, Part, Plan
 from langevin.studies.results import ArmResult, PartResult, Results, RunResult
-from langevin.training.start import BUDGET
 
 Say = Callable[[str], None]
 WHY = "these runs were not planned as one study"

@@ -24,14 +24,14 @@ from langevin.evaluation.quality import TEMPERATURES, Wanted, usual
 from langevin.evaluation.rows import Metric
 from langevin.objectives import OBJECTIVES
 from langevin.runs.files import misfit, write_text
-from langevin.settings import TrainConfig, check_type, parse_yaml, read_yaml
+from langevin.settings import BUDGET, TrainConfig, check_type, parse_yaml, read_yaml
 from langevin.studies.inference import least_seeds
 from langevin.studies.results import TO_MATCH, Key, Look, Place
 from langevin.tasks import TASKS
+from langevin.training.fitting import USUAL
 
 FILE = "compare.yaml"
 TUNING_SEED = 1000  # of the learning-rate trials: no run that is judged has it
-BUDGET = 10_000_000  # where neither tokens nor steps are given, as in training
 LONGEST_NAME = 80  # of a folder
 WRITTEN = (  # into the folder of a study, beside those of the arms
     *("report.html", "results.json", "results.csv", "summary.csv", "table.tex", "costs.json", "untouched"),
@@ -314,10 +314,11 @@ def _with_a_budget(part: Part) -> Part:
     if config.minutes is not None:
         raise UsageError(
             "a budget in minutes is not equal terms: a faster mixer would see more",
-            "Give --tokens or --steps.",
+            "Give --tokens, --epochs or --steps.",
         )
-    if config.tokens is None and config.steps is None:
-        config = replace(config, tokens=BUDGET)
+    if all(getattr(config, name) is None for name in BUDGET):
+        usual = TASKS.parse(config.task).epochs
+        config = replace(config, tokens=USUAL) if usual is None else replace(config, epochs=usual)
     return replace(part, settings={k: v for k, v in asdict(config).items() if k not in ("mixer", "seed")})
 
 

@@ -15,6 +15,8 @@ from langevin.settings import TrainConfig
 from langevin.studies.plan import Arm, Part, Plan
 from langevin.studies.words import TOLERANCE
 from langevin.studies.work import sizes
+from langevin.tasks import TASKS
+from langevin.training.fitting import units
 from langevin.training.start import resolved
 
 BUSY = 5e12  # FLOPs of a step that leave no room on a GPU for another run
@@ -33,6 +35,17 @@ def all_sizes(plan: Plan, data: list[Any]) -> Sizes:
         for part, own in zip(plan.parts, data, strict=True)
         for arm in part.read_arms
     }
+
+
+def in_units(plan: Plan, data: list[Any]) -> Plan:
+    """The plan with budgets in epochs as what these are of the task's unit."""
+    parts = []
+    for part, own in zip(plan.parts, data, strict=True):
+        if part.config.epochs is not None:
+            amount = units(part.config, plan.task, own)
+            part = replace(part, settings={**part.settings, "epochs": None, "tokens": amount})
+        parts.append(part)
+    return replace(plan, parts=tuple(parts))
 
 
 def equalised(plan: Plan, data: list[Any]) -> Plan:
@@ -65,7 +78,7 @@ def equal_in_flops(plan: Plan, found: Sizes) -> Plan:
 
 
 def _budget(config: TrainConfig) -> int:
-    return config.tokens or config.batch * config.context * (config.steps or 0)
+    return config.tokens or TASKS.parse(config.task).tokens_a_step(config) * (config.steps or 0)
 
 
 def _parameters(config: TrainConfig, data: Any) -> int:

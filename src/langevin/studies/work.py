@@ -109,7 +109,7 @@ def measured(
         if row.get("channel") is None
     ]
     details = {"reliability": reliability, "learned": learned, "sample": sample(found, data, device)}
-    details |= {"examples": evaluation.get("examples", ()), "quality": evaluation.get("quality")}
+    details |= {name: evaluation.get(name) for name in ("examples", "quality", "mistakes")}
     return [Row(**row) for row in evaluation["rows"]], {k: v for k, v in details.items() if v}
 
 

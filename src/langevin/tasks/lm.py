@@ -62,6 +62,11 @@ class LanguageModelling(Task):
                 f"with the objective {config.objective} a document's borders would give its length away",
                 "Leave --mask-documents out.",
             )
+        if config.train_tokens is not None and config.train_tokens <= config.context + 1:
+            raise UsageError(
+                f"train_tokens={config.train_tokens} are too few for a context of {config.context}",
+                "Use a shorter --context, or more tokens.",
+            )
         from langevin import data
 
         own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
@@ -81,6 +86,10 @@ class LanguageModelling(Task):
         if self.mask_documents and not corpus.has_documents:
             raise UsageError(f"{config.data} has no documents to mask", "Leave --mask-documents out.")
         return corpus
+
+    def an_epoch(self, data: Any, config: TrainConfig) -> int:
+        count = len(data.tokens("train"))
+        return min(count, config.train_tokens or count)
 
     def masks(self, config: TrainConfig, corpus: Any) -> bool:
         """Whether documents of this corpus are kept apart. A model that sees both sides would read from

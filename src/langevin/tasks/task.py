@@ -29,6 +29,10 @@ class Task:
     metrics: ClassVar[tuple[Metric, ...]] = ()
     primary: ClassVar[str] = ""  # the metric that verdicts are about
     unit: ClassVar[str] = "tokens"  # of budgets
+    objective: ClassVar[str] = "ar"  # what its models learn unless told otherwise
+    epochs: ClassVar[float | None] = None  # the usual budget; None: ten million of the unit
+    used_by: ClassVar[str] = "generate"  # the command that uses its models
+    shows_training: ClassVar[bool] = False  # whether training ends with what is measured on validation
     reported: ClassVar[tuple[str, ...]] = ()  # what comparisons show; default: all that are better one way
 
     judged: ClassVar[tuple[str, ...]] = ()  # what a judge adds to that; (): its models write no texts
@@ -44,6 +48,10 @@ class Task:
     def tokens_a_step(self, config: TrainConfig) -> int:
         """What a step takes of the budget, in its unit."""
         return config.batch * config.context
+
+    def an_epoch(self, data: Any, config: TrainConfig) -> int:
+        """How much of the unit a pass over the training data takes."""
+        raise UsageError(f"the task {self.name} has no epochs", "Give --tokens or --steps.")
 
     def batch(self, data: Any, config: TrainConfig, step: int) -> dict[str, Any]:
         """The arrays of a training batch over all processes: a pure function of (seed, step)."""

@@ -6,17 +6,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from langevin.errors import WorkError
+from langevin.settings import TrainConfig
+from langevin.tasks import Task
 from langevin.training.checkpoint import random_state, set_random_state
 
 if TYPE_CHECKING:
     from langevin.training.loop import Trainer
 
+USUAL = 10_000_000  # tokens of a budget
 LOOKS = 10  # evaluations in a run, unless eval_every says otherwise
 LEAST = 3  # evaluations in a run of a few minutes
 SHARE = 0.05  # of a budget in minutes that evaluations take
@@ -30,8 +33,14 @@ def budget(trainer: Trainer) -> int:
     if config.steps is not None:
         return config.steps
     if config.minutes is None:
-        return max(1, math.ceil((config.tokens or 10_000_000) / trainer.a_step))
+        return max(1, math.ceil(units(config, trainer.task, trainer.data) / trainer.a_step))
     return max(1, int((1 - SHARE) * config.minutes * 60 / seconds_a_step(trainer)))
+
+
+def units(config: TrainConfig, task: Task, data: Any) -> int:
+    """What a budget in tokens, in epochs or as usual is in the unit of a task."""
+    epochs = task.epochs if config.epochs is None and config.tokens is None else config.epochs
+    return config.tokens or (USUAL if epochs is None else round(epochs * task.an_epoch(data, config)))
 
 
 class Pace:
@@ -114,7 +123,7 @@ def fitting_parts(trainer: Trainer) -> int:
 def _try(trainer: Trainer, parts: int) -> None:
     """A backward pass that leaves no trace, finished when this returns."""
     random = random_state()
-    trainer.put(0)
+    trainer.put(trainer.feed.widest)
     trainer.backward(trainer.batch(parts)[0])
     gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
     float(nn.utils.get_total_norm(gradients))

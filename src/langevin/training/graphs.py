@@ -11,7 +11,7 @@ from langevin.errors import one_line
 
 
 class Replayed:
-    """Called, it does its work: plainly at first, then recorded once and replayed.
+    """Called, it does its work: plainly at first, then recorded once for each shape and replayed.
 
     The work is a method of its owner, which is not held: a graph's memory is free as soon as its owner is
     gone. What the work reads and writes must stay in its place. Work that needs the host on its way cannot
@@ -29,40 +29,41 @@ class Replayed:
         clear: Callable[[], None] = lambda: None,
         pool: Any = None,
     ) -> None:
-        self.method, self.stream, self.what, self.clear, self.pool = (
-            WeakMethod(work),
-            stream,
-            what,
-            clear,
-            pool,
-        )
-        self.left: int | None = after if stream is not None else None  # plain calls to go; None: for ever
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.method, self.stream, self.what, self.clear = WeakMethod(work), stream, what, clear
+        self.pool, self.after = pool, after
+        self.left: dict[Any, int] = {}  # plain calls to go, by shape
+        self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+
+    @property
+    def graph(self) -> torch.cuda.CUDAGraph | None:
+        """That of the first shape."""
+        return next(iter(self.graphs.values()), None)
 
     def work(self) -> None:
         method = self.method()
         assert method is not None
         method()
 
-    def __call__(self) -> None:
-        if self.graph is not None:
-            self.graph.replay()
+    def __call__(self, shape: Any = None) -> None:
+        if shape in self.graphs:
+            self.graphs[shape].replay()
             return
         self.work()
-        if self.left is not None:
-            self.left -= 1
-            if self.left <= 0:
-                self._record()
+        if self.stream is not None:
+            self.left[shape] = self.left.get(shape, self.after) - 1
+            if self.left[shape] <= 0:
+                self._record(shape)
 
-    def _record(self) -> None:
-        self.left = None
+    def _record(self, shape: Any) -> None:
         self.clear()
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
                 self.work()
+            self.pool = graph.pool()
         except RuntimeError as error:
             warnings.warn(f"{self.what} are not replayed as a CUDA graph: {one_line(error)}", stacklevel=1)
             self.clear()
+            self.stream = None
             return
-        self.graph = graph
+        self.graphs[shape] = graph

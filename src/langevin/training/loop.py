@@ -193,7 +193,7 @@ class Trainer:
         set_rate(self.update.optimizers, factor(step, self.state.total, self.config))
         self.spent.fill_(step / self.state.total)
         self.put(step)
-        self.compute()
+        self.compute(self.feed.shape)
         if self.on_gpu:
             self._keep_close()
         else:
@@ -289,6 +289,8 @@ class Trainer:
                     f"the validation loss at step {state.step} is {loss}",
                     checkpoint.remedy(self.folder, "Lower --lr or use --precision fp32."),
                 )
+            if loss < state.best_loss or self.config.keep_evaluated:
+                self.objective.calibrate(self.model, self.feed.held_out)
             if loss < state.best_loss:
                 state.best_loss, state.best_step = loss, state.step
                 progress.keep(self, self.folder / "model")

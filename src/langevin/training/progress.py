@@ -60,7 +60,8 @@ class Progress:
         self.bar.start()
         self.logged_at, self.logged_step = time.perf_counter(), state.step
         self.flops = trainer.objective.flops(trainer.model, trainer.config.context)
-        self.peak = peak_flops(torch.cuda.get_device_name(trainer.device)) if trainer.on_gpu else None
+        counted = trainer.on_gpu and trainer.task.unit == "tokens"
+        self.peak = peak_flops(torch.cuda.get_device_name(trainer.device)) if counted else None
 
     def step(self, state: State, trainer: Trainer, ended: bool = False) -> None:
         """Log the steps since the last row where that is due, and where a run ended."""
@@ -81,7 +82,7 @@ class Progress:
             "tokens_per_second": rate,
             "seconds": state.seconds,
         }
-        shown = f"loss {loss:.3f}  valid {self.valid:.3f}  {rate:,.0f} tokens/s"
+        shown = f"loss {loss:.3f}  valid {self.valid:.3f}  {rate:,.0f} {trainer.task.unit}/s"
         if state.bad_steps:
             row["skipped_steps"] = state.bad_steps
         if self.peak is not None:

@@ -14,12 +14,12 @@ from langevin.errors import UsageError
 from langevin.mixers import parse
 from langevin.models import backbone
 from langevin.models.config import LangevinConfig
-from langevin.models.pretrained import located, pretrained, trained_length, without_weights
+from langevin.models.pretrained import encoder, located, pretrained, trained_length, without_weights
 from langevin.objectives import OBJECTIVES
 from langevin.runs.files import write_text
 from langevin.runs.folder import Lock, add_session, check_data, opened
 from langevin.runs.load import weight_files
-from langevin.settings import TrainConfig
+from langevin.settings import BUDGET, TrainConfig
 from langevin.tasks import TASKS
 from langevin.training import checkpoint, parallel, track
 from langevin.training.fitting import budget, seconds_a_step
@@ -28,7 +28,6 @@ from langevin.training.parallel import World
 from langevin.training.progress import Progress, cut_metrics
 
 # Settings that may change when a run goes on: they do not change what is computed, or say how far it goes.
-BUDGET = ("tokens", "steps", "minutes")
 MAY_CHANGE = (
     *("device", "keep", "checkpoint_every", "accumulate", "parallel", "graphs", "track"),
     *BUDGET,
@@ -63,7 +62,7 @@ def prepared(
         return _open(folder, config, resume)
 
     before = world.ask_first(claimed)
-    if before is not None and _budget(config) == (None, None, None):
+    if before is not None and not any(given is not None for given in _budget(config)):
         config = replace(config, **{name: getattr(before, name) for name in BUDGET})
     kinds = track.chosen(config.track)
     data = TASKS.parse(config.task).prepare(config, progress=not quiet and world.first)
@@ -160,7 +159,12 @@ def build(config: TrainConfig, data: Any, spread: bool = False) -> Any:
     if config.init is None:
         head = getattr(backbone, OBJECTIVES.parse(config.objective).head)
         return head(model_config(config, **settings)).train()
-    model = (without_weights if spread else pretrained)(config.init, config.mixer)
+    objective = OBJECTIVES.parse(config.objective)
+    if not objective.causal:
+        own = {**settings, **objective.model_settings()}
+        model = encoder(config.init, getattr(backbone, objective.head), config.mixers, own)
+    else:
+        model = (without_weights if spread else pretrained)(config.init, config.mixer)
     if settings["vocab_size"] > model.get_input_embeddings().weight.shape[0]:
         raise UsageError(
             f"the tokenizer has {settings['vocab_size']} tokens, {config.init} only "
@@ -227,14 +231,14 @@ def estimate(config: TrainConfig) -> dict[str, Any]:
     trainer = Trainer(replace(config, compile="off", track=None), model, data, Path())
     flops = trainer.objective.flops(model, config.context)
     steps = None if config.minutes else budget(trainer)
-    seconds = seconds_a_step(trainer)
+    seconds, unit = seconds_a_step(trainer), trainer.task.unit
     return {
         "parameters": parameters,
         "of which embeddings": model.get_input_embeddings().weight.numel(),
-        "tokens a step": trainer.a_step,
+        f"{unit} a step": trainer.a_step,
         "steps": round(60 * (config.minutes or 0) / seconds) if steps is None else steps,
         "FLOPs a token": round(flops),
-        "FLOPs in all": None if steps is None else f"{flops * steps * trainer.a_step:.3g}",
+        "FLOPs in all": f"{flops * steps * trainer.a_step:.3g}" if steps and unit == "tokens" else None,
         "bytes of weights, gradients and moments": 16 * parameters,
         "parts a step": trainer.parts,
         f"seconds a step on this {device}": f"{seconds:.3g}",

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -174,12 +174,12 @@ Measured = dict[str, dict[tuple[Any, ...], list[float]]]
 
 
 def _grids(results: Results, part: PartResult) -> list[Chart]:
-    """What was measured at places that are numbers: over one a line an arm, over two a heatmap each."""
+    """What was measured at places: over one of numbers a line an arm, over one of names a heatmap of all
+    arms, over two a heatmap each."""
     found: dict[tuple[str, tuple[str, ...]], Measured] = {}
     for arm in part.arms:
         for row in (row for run in arm.done for row in run.rows):
-            known = all(isinstance(place, int | float) for place in row.at.values())
-            if row.at and known and "step" not in row.at and math.isfinite(row.value):
+            if row.at and "step" not in row.at and math.isfinite(row.value):
                 values = found.setdefault((row.metric, tuple(row.at)), {}).setdefault(
                     arm.name, defaultdict(list)
                 )
@@ -187,7 +187,8 @@ def _grids(results: Results, part: PartResult) -> list[Chart]:
     made = []
     for (name, axes), measured in found.items():
         title = titled(f"{results.metric(name).label} by {listed(axes)}", part, results)
-        draw = {1: _over_one, 2: _over_two}.get(len(axes))
+        named = any(isinstance(place, str) for values in measured.values() for (place, *_) in values)
+        draw = {1: _over_names if named else _over_one, 2: _over_two}.get(len(axes))
         made += draw(title, results.metric(name), axes, measured, marks(results)) if draw else []
     return made
 
@@ -209,6 +210,24 @@ def _over_one(
     return [_chart(sentence_case(title), figure, told, "With 95 % t intervals.", lines)]
 
 
+def _over_names(
+    title: str, metric: Metric, axes: tuple[str, ...], measured: Measured, numbers: dict[str, int]
+) -> list[Chart]:
+    places = list(dict.fromkeys(place for values in measured.values() for (place,) in values))
+    means = [[fmean(values[place,] or [math.nan]) for place in places] for values in measured.values()]
+    grid = Grid(means, list(measured), places)
+    told = [
+        f"{arm} {number(min(row))} to {number(max(row))}" for arm, row in zip(measured, means, strict=True)
+    ]
+    figure = figures.heatmap([grid], (axes[0], "arm"), with_unit(metric.label, metric.unit))
+    return [_chart(sentence_case(title), figure, told)]
+
+
+def _in_order(places: Iterable[Any]) -> list[Any]:
+    """Numbers sorted, names as they come."""
+    return list(places) if any(isinstance(place, str) for place in places) else sorted(places)
+
+
 def _over_two(
     title: str, metric: Metric, axes: tuple[str, ...], measured: Measured, numbers: dict[str, int]
 ) -> list[Chart]:
@@ -216,7 +235,7 @@ def _over_two(
     made = []
     for arm, values in measured.items():
         own = [fmean(seeds) for seeds in values.values()]
-        rows, columns = (sorted({place[i] for place in values}) for i in (0, 1))
+        rows, columns = (_in_order({place[i]: 0 for place in values}) for i in (0, 1))
         means = [[fmean(values[row, column] or [math.nan]) for column in columns] for row in rows]
         grid = Grid(means, [plainly(row) for row in rows], [plainly(column) for column in columns])
         labels, meaning = (axes[1], axes[0]), with_unit(metric.label, metric.unit)

@@ -22,6 +22,7 @@ from langevin.studies.results import (
 )
 
 LONGEST_SAMPLE = 3000
+LONGEST_MISTAKE = 200
 TALL = 10
 """A forest plot of more rows than this stands beside the text."""
 MAIN_COSTS = ("parameters", "time_ratio", "peak_memory_bytes")
@@ -37,6 +38,7 @@ NOTES = {
     "matched": "Where each pair of runs had the same validation loss, the larger of their two best. Under "
     "a schedule that decays, one of the two models is in mid-schedule there, and the other at its end.",
     "samples": "The prompt is in bold, the rest is the model's own. The first seed that has one.",
+    "mistakes": "Of the first seed that has some, the ten to which the model gave most probability.",
     "costs": "Times come from interleaved rounds, with 95 % intervals; sizes are exact.",
     "tuning": "Validation losses by learning rate, of seeds that are not judged; the chosen one is strong.",
 }
@@ -115,6 +117,7 @@ def _sections(
         yield "grids", f"By {over}", [charts("grids")]
         yield "matched", "At matched loss", [_matched(results)]
         yield "samples", "Samples", [_samples(results)]
+        yield "mistakes", "The surest mistakes", [_mistakes(results)]
         yield "costs", "Costs", [_costs(results)]
     yield "tuning", "Tuning", [_tuning(results)]
     yield "commands", "Commands", [Part("code", results.commands)]
@@ -244,6 +247,7 @@ def _cost(arm: ArmResult, name: str) -> Cell | None:
 def _costs(results: Results) -> Table:
     names = dict.fromkeys(row.metric for _, arm in _rows(results) for row in arm.costs)
     columns = [_cost_column(name) for name in names]
+    columns = [replace(column, unit=column.unit.replace("tokens", results.unit)) for column in columns]
     return _by_arm(results, "Costs by arm", columns, lambda _, arm: [_cost(arm, name) for name in names])
 
 
@@ -321,6 +325,18 @@ def _samples(results: Results) -> Part:
             cut = "…" if len(text) > LONGEST_SAMPLE else ""
             items.append((titled(arm.name, part, results), prompt, text[:LONGEST_SAMPLE] + cut))
     return Part("samples", items)
+
+
+def _mistakes(results: Results) -> Table:
+    columns = [Column("arm"), Column("said", kind="left"), Column("sure"), Column("is", kind="left")]
+    rows = []
+    for part, arm in _rows(results):
+        for wrong in next((found for run in arm.runs if (found := run.details.get("mistakes"))), ()):
+            text, sure = " ".join(wrong["text"].split()), wrong["probability"]
+            cut = text[:LONGEST_MISTAKE] + "…" * (len(text) > LONGEST_MISTAKE)
+            shown = [wrong["said"], Cell(numbers.percent(sure), sure), wrong["class"], cut]
+            rows.append([titled(arm.name, part, results), *shown])
+    return Table("The surest mistakes", [*columns, Column("text", kind="words")], rows)
 
 
 def _tuning(results: Results) -> Table:

@@ -1,0 +1,151 @@
+"""The command predict: the class of a text, or of every row of a table.
+
+Rows are written as they are done, into a file beside the one asked for that is named by the model, the
+table and its column: the same command goes on behind the last whole row of it.
+"""
+
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import tyro
+
+from langevin.cli.tables import check_folder, console_for, table_of
+from langevin.errors import UsageError, WorkError
+from langevin.settings import check_count
+
+AT_ONCE = 1024  # rows that are read, sorted by length, and written
+Classify = Callable[[list[str]], Sequence[Sequence[float]]]  # texts to the probabilities of classes
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Say which class texts are of, with calibrated probabilities.
+
+    Example: langevin predict runs/x --text "I would see it again."
+
+    Example: langevin predict runs/x --file in.csv --text-column review --out out.csv
+    """
+
+    run_folder: tyro.conf.Positional[Path]
+    """A run folder."""
+    text: tuple[str, ...] = ()
+    """One or more texts."""
+    file: Path | None = None
+    """A CSV, TSV, JSONL or Parquet file, each row of which is classified."""
+    out: Path | None = None
+    """The CSV file to write: a line a row, with its class and the probability of every class."""
+    text_column: str | None = None
+    """The column of the file that holds the texts; default: that of the training data, or text."""
+    checkpoint: str = "best"
+    """best: the model with the lowest validation loss; last; or the number of a step that was kept."""
+    batch: int = 64
+    """Texts at a time."""
+    device: str = "auto"
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        check_count("batch", self.batch)
+        if bool(self.text) == (self.file is not None):
+            raise UsageError("either texts or a file are classified", "Give --text or --file.")
+        if (self.file is None) != (self.out is None):
+            raise UsageError("--file and --out go together", "Give both: --file in.csv --out out.csv.")
+        check_folder(self.out)
+        if self.file is not None and not self.file.is_file():
+            raise UsageError(f"no such file: {self.file}", "Check the path.")
+        from langevin.environment import pick_device
+        from langevin.evaluation.classes import classifier
+        from langevin.runs import load
+
+        run = load(self.run_folder, checkpoint=self.checkpoint)
+        if run.task.used_by != "predict":
+            raise UsageError(
+                f"{self.run_folder} is a run of the task {run.task.name}, which has no classes",
+                f"Use langevin {run.task.used_by}.",
+            )
+        classify, names = classifier(run, pick_device(self.device), self.batch)
+        if self.file is None or self.out is None:
+            self._print(names, classify(list(self.text)))
+            return 0
+        column = self.text_column or getattr(run.task, "text_column", None)
+        return predict_file(self.file, column, self.out, classify, names, run.model_sha256)
+
+    def _print(self, names: list[str], found: Sequence[Sequence[float]]) -> None:
+        rows = [dict(zip(names, map(float, shares), strict=True)) for shares in found]
+        best = [max(shares, key=lambda name: shares[name]) for shares in rows]
+        if self.json:
+            told = zip(self.text, best, rows, strict=True)
+            keys = ("text", "label", "probabilities")
+            print(json.dumps([dict(zip(keys, row, strict=True)) for row in told], indent=1))
+            return
+        from rich.markup import escape
+
+        table = table_of(None, "text", "class", "probability", "then", left=2)
+        for text, name, shares in zip(self.text, best, rows, strict=True):
+            others = sorted((p, other) for other, p in shares.items() if other != name)[::-1][:2]
+            then = ", ".join(f"{other} {p:.1%}" for p, other in others)
+            shown = " ".join(text.split())
+            table.add_row(escape(shown[:60]), escape(name), f"{shares[name]:.1%}", escape(then))
+        console_for().print(table)
+
+
+def predict_file(
+    file: Path, column: str | None, out: Path, classify: Classify, names: list[str], model: str
+) -> int:
+    """Write the class of every row of a table; a row without a text has none."""
+    from langevin.data import tables
+
+    def texts() -> Iterator[str]:
+        return (text.strip() for (text,) in tables.records(file, [column or tables.USUAL_COLUMN]))
+
+    if out.exists():
+        raise UsageError(f"{out} is there already", "Choose another --out, or remove it.")
+    if not tables.is_table(file):
+        raise UsageError(f"{file} is no table", f"A table's name ends with {', '.join(tables.SUFFIXES)}.")
+    total = sum(1 for _ in texts())
+    with open(file, "rb") as content:
+        key = f"{model} {hashlib.file_digest(content, 'sha256').hexdigest()} {column} {names}"
+    part = out.with_name(f".{out.name}.{hashlib.sha256(key.encode()).hexdigest()[:12]}.part")
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    kept = _written(part) or [["row", "label", "probability", *names]]
+    done = len(kept) - 1
+    try:
+        with (
+            open(part, "w", encoding="utf-8", newline="") as target,
+            Progress(*columns, console=console_for(stderr=True), transient=True) as bar,
+        ):
+            task = bar.add_task("classifying", total=total, completed=done)
+            writer, rest = csv.writer(target), islice(texts(), done, None)
+            writer.writerows(kept)
+            while some := list(islice(rest, AT_ONCE)):
+                real = [text for text in some if text]
+                found = iter(classify(real) if real else ())
+                for text in some:
+                    done += 1
+                    shares = list(map(float, next(found))) if text else []
+                    label = names[shares.index(max(shares))] if text else ""
+                    told = [f"{share:.6f}" for share in (max(shares), *shares)] if text else []
+                    writer.writerow([done, label, *(told or [""] * (len(names) + 1))])
+                target.flush()
+                bar.update(task, completed=done)
+        os.replace(part, out)
+    except OSError as error:
+        raise WorkError(f"{out} cannot be written: {error.strerror}", "Choose another --out.") from error
+    print(f"{done:,} rows in {out}")
+    return 0
+
+
+def _written(part: Path) -> list[list[str]]:
+    """The rows of a file that was not finished, but for the last, which may be torn."""
+    if not part.exists():
+        return []
+    text = part.read_bytes().decode("utf-8", "replace")
+    return list(csv.reader(text.splitlines(keepends=True)))[:-1]

@@ -1,0 +1,134 @@
+"""How well texts are classified: accuracy, F1 by class, likelihood, calibration, and the surest mistakes.
+
+    precision_c = right / said c,     recall_c = right / is c,     F1_c = 2 right / (said c + is c)
+
+Macro-F1 is the mean over classes. Every number has a 95 % interval by resampling texts.
+
+N texts, C classes.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from langevin.evaluation import calibration, likelihood
+from langevin.evaluation.likelihood import Estimate
+from langevin.evaluation.rows import Row
+
+MISTAKES = 10
+
+
+def as_windows(logits_NC: Tensor, labels_N: Tensor) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+    """A model and windows of two tokens, the second being the class: to be scored as text is."""
+    tokens = torch.stack([torch.zeros_like(labels_N), labels_N], 1)
+    return lambda inputs: logits_NC[:, None], [(tokens, torch.ones(len(tokens), 1, dtype=torch.bool))]
+
+
+def fitted_temperature(logits_NC: Tensor, labels_N: Tensor) -> float:
+    """By which logits are to be divided to make the labels likeliest."""
+    return calibration.fit_temperature(*as_windows(logits_NC, labels_N), device="cpu").value
+
+
+def confusion(truth_N: NDArray[Any], said_N: NDArray[Any], classes: int) -> NDArray[np.int64]:
+    """(C, C): how many of each class (rows) were said to be of each (columns)."""
+    return np.bincount(truth_N * classes + said_N, minlength=classes**2).reshape(classes, classes)
+
+
+def by_class(table: NDArray[Any]) -> dict[str, NDArray[np.float64]]:
+    """Precision, recall and F1 of (..., C, C): 0 where there is nothing to divide by."""
+    right, said, true = np.diagonal(table, 0, -2, -1), table.sum(-2), table.sum(-1)
+    parts = {"precision": (right, said), "recall": (right, true), "f1": (2 * right, said + true)}
+    return {name: above / np.maximum(below, 1) for name, (above, below) in parts.items()}
+
+
+def measure(
+    logits_NC: Tensor, labels_N: Tensor, names: list[str], temperature: float, resamples: int
+) -> tuple[list[Row], dict[str, Any]]:
+    """Rows of what a model says at its temperature, and what of it also at 1; and details."""
+    model, windows = as_windows(logits_NC, labels_N)
+    plain, scaled = likelihood.score_at(model, windows, (1.0, temperature), device="cpu")
+    found, before = (likelihood.summary(scores, resamples=resamples) for scores in (scaled, plain))
+    sure, unsure = (
+        calibration.measure(scores, resamples=resamples, simulations=resamples)
+        for scores in (scaled, plain)
+    )
+    truth, said = labels_N.numpy(), logits_NC.argmax(-1).numpy()
+    table = confusion(truth, said, len(names))
+    drawn = np.random.default_rng(0).multinomial(len(truth), table.ravel() / len(truth), resamples)
+    again = by_class(drawn.reshape(-1, *table.shape))
+    scores = by_class(table)
+    macro = Estimate(float(scores["f1"].mean()), *np.percentile(again["f1"].mean(-1), (2.5, 97.5)).tolist())
+    assert found.accuracy is not None
+    rows = [
+        _row("accuracy", found.accuracy, "exact", len(truth)),
+        _row("macro_f1", macro, "exact", len(truth)),
+        _row("nll", found.nll, "exact", len(truth)),
+        _row("ece", sure.ece, "diagnostic", len(truth)),
+        _row("brier", sure.brier, "diagnostic", len(truth)),
+        _row("plain_nll", before.nll, "exact", len(truth)),
+        _row("plain_ece", unsure.ece, "diagnostic", len(truth)),
+        Row("ece_floor", sure.ece_floor.mean, "diagnostic"),
+        Row("temperature", temperature, "diagnostic"),
+    ]
+    for name, values in scores.items():
+        ends = np.percentile(again[name], (2.5, 97.5), axis=0)
+        for label, value, low, high, true in zip(names, values, *ends, table.sum(-1), strict=True):
+            estimate = Estimate(float(value), float(low), float(high))
+            rows.append(_row(name, estimate, "exact", int(true), {"class": label}))
+    for label, counts in zip(names, table, strict=True):
+        for other, count in zip(names, counts, strict=True):
+            share = float(count / max(1, counts.sum()))
+            rows.append(
+                Row("confusion", share, "diagnostic", {"class": label, "said": other}, n=int(counts.sum()))
+            )
+    return rows, {
+        "examples": (said == truth).astype(float).tolist(),
+        "calibration": asdict(sure),
+        "confusion": {"classes": names, "counts": table.tolist()},
+    }
+
+
+def surest_mistakes(
+    logits_NC: Tensor, labels_N: Tensor, temperature: float
+) -> list[tuple[int, int, float]]:
+    """Of the ten mistakes with the highest probability: the text, what was said, and that probability."""
+    sure, said = (logits_NC / temperature).softmax(-1).max(-1)
+    wrong = (said != labels_N).nonzero()[:, 0]
+    worst = wrong[sure[wrong].argsort(dim=0, descending=True, stable=True)[:MISTAKES]]
+    return [(int(i), int(said[i]), float(sure[i])) for i in worst]
+
+
+def classifier(run: Any, device: str, batch: int) -> tuple[Any, list[str]]:
+    """A function from texts to the probabilities of classes, and the names of these. The texts are read as
+    those of training were."""
+    from langevin.data.examples import around, laid_out, reading
+    from langevin.data.tokenizers import encoder
+
+    model, context = run.model.to(device).eval(), run.config.context
+    tokenizer = reading(run.tokenizer, context)
+    encode, edges = encoder(tokenizer), around(tokenizer)
+
+    @torch.no_grad()
+    def classify(texts: list[str]) -> NDArray[Any]:
+        ids = [row for row, _ in encode([text.strip() for text in texts], False)]
+        order = np.argsort([len(row) for row in ids], kind="stable")
+        found = np.empty((len(ids), model.config.num_labels), np.float32)
+        for some in np.array_split(order, range(batch, len(order), batch)):
+            length = min(context, len(ids[some[-1]]) + sum(map(len, edges)))
+            rows = [ids[i] for i in some]
+            arrays = laid_out(rows, edges, max(1, length), context, tokenizer.pad_token_id)
+            read = {name: torch.from_numpy(x).to(device) for name, x in arrays.items()}
+            found[some] = model(**read).logits.softmax(-1).cpu()
+        return found
+
+    return classify, [model.config.id2label[i] for i in range(model.config.num_labels)]
+
+
+def _row(name: str, estimate: Estimate, kind: Any, n: int, at: dict[str, Any] | None = None) -> Row:
+    low, high = estimate.low, estimate.high
+    se = None if low is None or high is None else (high - low) / 3.92  # of a normal 95 % interval
+    return Row(name, estimate.value, kind, at or {}, se, n, low, high)

@@ -1,0 +1,68 @@
+"""What is measured of a classifier, against plain formulas."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from langevin.evaluation import classes
+
+NAMES = ["a", "b", "c"]
+
+
+def drawn(count: int = 400) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(3, (count,), generator=generator)
+    return torch.randn(count, 3, generator=generator) + 1.5 * torch.eye(3)[labels], labels
+
+
+def test_rows_are_what_the_formulas_say() -> None:
+    logits, labels = drawn()
+    rows, details = classes.measure(logits, labels, NAMES, 2.0, 50)
+    found = {row.metric: row for row in rows if not row.at}
+    p, said = (logits.double() / 2).softmax(-1), logits.argmax(-1)
+    right = said == labels
+    assert found["accuracy"].value == pytest.approx(float(right.double().mean()))
+    assert found["accuracy"].n == 400
+    assert details["examples"] == right.double().tolist()
+    assert found["nll"].value == pytest.approx(float(-p.log()[range(400), labels].mean()), rel=1e-5)
+    assert found["brier"].value == pytest.approx(
+        float((p - torch.eye(3)[labels]).square().sum(-1).mean()), rel=1e-5
+    )
+    scores = []
+    for i, name in enumerate(NAMES):
+        true, claimed = int((labels == i).sum()), int((said == i).sum())
+        both = int(((labels == i) & (said == i)).sum())
+        scores.append(2 * both / (true + claimed))
+        own = {row.metric: row.value for row in rows if row.at == {"class": name}}
+        assert own == pytest.approx({"precision": both / claimed, "recall": both / true, "f1": scores[-1]})
+        assert details["confusion"]["counts"][i][i] == both
+    assert found["macro_f1"].value == pytest.approx(np.mean(scores))
+    for row in found.values():
+        if row.low is not None and row.high is not None:
+            assert row.low <= row.value <= row.high
+
+
+def test_an_oracle_is_right_and_calibrated() -> None:
+    labels = torch.arange(30) % 3
+    rows, _ = classes.measure(50 * torch.eye(3)[labels], labels, NAMES, 1.0, 20)
+    found = {row.metric: row.value for row in rows if not row.at}
+    assert found["accuracy"] == found["macro_f1"] == 1
+    assert found["nll"] == pytest.approx(0, abs=1e-6)
+    assert found["ece"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_temperature_undoes_a_scale() -> None:
+    logits, labels = drawn(4000)
+    one, three = (classes.fitted_temperature(k * logits, labels) for k in (1, 3))
+    assert three == pytest.approx(3 * one, rel=2e-3)
+
+
+def test_the_surest_mistakes_come_first() -> None:
+    logits = torch.tensor([[9.0, 0, 0], [5.0, 0, 0], [0.0, 7, 0], [1.0, 0, 0]])
+    found = classes.surest_mistakes(logits, torch.tensor([0, 1, 2, 1]), 1.0)
+    assert [(text, said) for text, said, _ in found] == [(2, 1), (1, 0), (3, 0)]
+    assert found[0][2] == pytest.approx(1 / (1 + 2 * math.exp(-7)))

@@ -1,0 +1,102 @@
+"""The head for classes: what padding may not change, saving, and transformers' own pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, pipeline
+
+from langevin.data.examples import reading
+from langevin.data.tokenizers import make
+from langevin.models.backbone import LangevinForSequenceClassification
+from langevin.models.config import LangevinConfig
+from langevin.models.convert import from_pretrained
+
+MIXERS = ("neighbor", "neighbor(hops='dilated')", "softmax", "ssmax", "sigmoid", "sima", "heat(t=0.28)")
+
+
+def classifier(**changes: Any) -> LangevinForSequenceClassification:
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "causal": False}
+    shape |= {"num_attention_heads": 2, "num_labels": 3, "max_position_embeddings": 64}
+    model = LangevinForSequenceClassification(LangevinConfig(**{**shape, **changes})).eval()
+    with torch.no_grad():
+        for p in model.parameters():  # the head and the branches start small, and would hide what leaks
+            p.add_(0.1 * torch.randn_like(p))
+    return model
+
+
+def logits(model: Any, rows: torch.Tensor, left: int, right: int, filled: int = 7) -> torch.Tensor:
+    ids = torch.nn.functional.pad(rows, (left, right), value=filled)
+    mask = torch.nn.functional.pad(torch.ones_like(rows), (left, right))
+    with torch.no_grad():
+        return model(input_ids=ids, attention_mask=mask).logits
+
+
+@pytest.mark.parametrize("pooling", ["mean", "attention", "last"])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_padding_changes_nothing(mixer: str, pooling: str) -> None:
+    model = classifier(mixer=mixer, pooling=pooling, positions="rope")
+    rows = torch.randint(50, (3, 11))
+    plain = model(input_ids=rows).logits
+    assert torch.equal(logits(model, rows, 0, 9), logits(model, rows, 0, 9, filled=31))
+    for left, right in ((0, 5), (0, 21), (13, 0), (4, 6)):
+        torch.testing.assert_close(logits(model, rows, left, right), plain, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("positions", ["none", "learned", "sinusoidal", "alibi"])
+def test_the_side_of_padding_does_not_move_positions(positions: str) -> None:
+    model, rows = classifier(positions=positions), torch.randint(50, (2, 11))
+    torch.testing.assert_close(logits(model, rows, 20, 0), logits(model, rows, 0, 3), atol=1e-6, rtol=0)
+
+
+def test_the_first_and_the_last_token_are_not_neighbours() -> None:
+    model = classifier(mixer="neighbor", num_hidden_layers=1, positions="none")
+    rows = torch.randint(50, (1, 20))
+    other = rows.clone()
+    other[0, -1] = (other[0, -1] + 1) % 50
+    mask = torch.ones_like(rows)
+    with torch.no_grad():
+        one, two = (model.model(x, attention_mask=mask).last_hidden_state for x in (rows, other))
+    assert torch.equal(one[0, :15], two[0, :15])
+    assert not torch.equal(one[0, -5:], two[0, -5:])
+
+
+def test_a_text_of_nothing_has_an_answer() -> None:
+    for pooling in ("mean", "attention", "last"):
+        model = classifier(pooling=pooling)
+        found = model(
+            input_ids=torch.zeros(2, 3, dtype=torch.long), attention_mask=torch.zeros(2, 3)
+        ).logits
+        assert found.isfinite().all()
+
+
+def test_it_is_saved_and_read_by_the_auto_class_and_the_pipeline(tmp_path: Path) -> None:
+    texts = ["good film", "a bad film", "so so"]
+    tokenizer = reading(make("words", texts * 2, []), 8)
+    names = {0: "bad", 1: "fair", 2: "good"}
+    model = classifier(
+        mixer="neighbor",
+        vocab_size=len(tokenizer),
+        temperature=2.0,
+        id2label=names,
+        label2id={name: i for i, name in names.items()},
+    )
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    assert type(again) is type(model) is type(from_pretrained(tmp_path))
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        plain, tempered = model(**batch, temperature=1.0).logits, again(**batch).logits
+    torch.testing.assert_close(plain / 2, tempered)
+    classify = pipeline("text-classification", model=str(tmp_path), device="cpu", top_k=None)
+    for found, row in zip(
+        classify([*texts, "bad " * 50], truncation=True), tempered.softmax(-1), strict=False
+    ):
+        assert {one["label"]: pytest.approx(one["score"], abs=1e-5) for one in found} == {
+            names[i]: float(p) for i, p in enumerate(row)
+        }

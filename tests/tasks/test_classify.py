@@ -1,0 +1,240 @@
+"""A classifier from a table to predictions: training, resuming, evaluating, predicting."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import langevin
+from langevin import cli
+from langevin.cli import predict
+from langevin.errors import UsageError
+from langevin.evaluation.runs import measured
+from langevin.settings import TrainConfig
+from langevin.studies import work
+from langevin.tasks import TASKS
+from training.small_run import dying_at_step, fingerprint, train_in_a_process
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*longer than the context")
+CLASSES = 37
+SHAPE: dict[str, Any] = {
+    "mixer": "neighbor",
+    "layers": 1,
+    "width": 32,
+    "heads": 2,
+    "context": 32,
+    "batch": 16,
+}
+SHAPE |= {"device": "cpu", "precision": "fp32", "compile": "off", "lr": 1e-2, "tokenizer": "words"}
+TASK = "classify(text_column='review', label_column='stars')"
+
+
+@pytest.fixture(scope="module")
+def my_csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """37 classes that a word tells, with quotes, emoji, empty rows and a row of 60,000 words."""
+    path, draw = tmp_path_factory.mktemp("data") / "my.csv", random.Random(0)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["id", "review", "stars"])
+        for i in range(CLASSES * 16):
+            noise = " ".join(draw.choice(["so", "it", "goes", "😀"]) for _ in range(draw.randrange(1, 12)))
+            text = f'{noise} "word{i % CLASSES}", {i} 😀\nword{i % CLASSES}' if i % 90 else ""
+            rows.writerow([i, "word3 " * 60_000 if i == 40 else text, f"class {i % CLASSES}"])
+    return path
+
+
+def config(my_csv: Path, **changes: Any) -> TrainConfig:
+    return TrainConfig(**{**SHAPE, "task": TASK, "data": str(my_csv), "epochs": 8, **changes})
+
+
+@pytest.fixture(scope="module")
+def run(my_csv: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return langevin.train(config(my_csv), tmp_path_factory.mktemp("runs") / "run", quiet=True)[0]
+
+
+def test_it_learns_and_says_how_well(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", str(run.path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    rows = {row["metric"]: row for row in told["rows"] if not row["at"]}
+    assert rows["accuracy"]["value"] > 0.8
+    assert rows["accuracy"]["n"] == len(told["examples"])
+    assert rows["temperature"]["value"] == run.model.config.temperature != 1
+    assert len(told["mistakes"]) <= 10
+    assert cli.main(["evaluate", str(run.path)]) == 0
+    shown = capsys.readouterr().out
+    for part in ("macro-F1", "By class", "class 36", "Most often confused", "The surest mistakes"):
+        assert part in shown
+
+
+def test_the_command_trains_on_a_table(
+    my_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--text-column", "review", "--label-column", "stars", "--mixer", "neighbor", "--epochs", "0.5"]
+    flags += ["--layers", "1", "--width", "16", "--heads", "2", "--device", "cpu"]
+    assert (
+        cli.main(
+            ["train", "--task", "classify", "--data", str(my_csv), *flags, "--out", str(tmp_path / "x")]
+        )
+        == 0
+    )
+    shown = capsys.readouterr()
+    assert "on valid" in shown.out
+    assert "nats per example" in shown.out
+    assert "langevin predict" in shown.out
+    assert "rows without a text" in shown.err
+    rows = [json.loads(line) for line in (tmp_path / "x" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["tokens"] == rows[-1]["step"] * 32
+    assert not (tmp_path / "x" / "evaluation-test.json").exists()  # test is for evaluate
+
+
+def test_killed_and_resumed_it_ends_with_the_same_bits(my_csv: Path, tmp_path: Path) -> None:
+    one = config(my_csv, epochs=None, steps=12, eval_every=4, checkpoint_every=4, dropout=0.1)
+    whole, _ = langevin.train(one, tmp_path / "whole", quiet=True)
+    (tmp_path / "settings.yaml").write_text(one.as_yaml())
+    assert train_in_a_process(tmp_path / "settings.yaml", tmp_path / "killed", dying_at_step(6)) != 0
+    assert train_in_a_process(tmp_path / "settings.yaml", tmp_path / "killed") == 0
+    assert fingerprint(whole.path, 12) == fingerprint(tmp_path / "killed", 12)
+
+
+def test_a_batch_is_a_function_of_seed_and_step(my_csv: Path) -> None:
+    one = config(my_csv)
+    task = TASKS.parse(TASK)
+    texts = [task.prepare(one) for _ in range(2)]
+    shapes = set()
+    for step in (30, 0, 7, 91):
+        a, b = (task.batch(data, one, step) for data in texts)
+        assert all((a[name] == b[name]).all() for name in a)
+        shapes.add(a["input_ids"].shape)
+    other = task.batch(texts[0], replace(one, seed=1), 7)
+    assert not (other["labels"] == task.batch(texts[0], one, 7)["labels"]).all()
+    lengths = {task.batch(texts[0], one, step)["input_ids"].shape[1] for step in range(60)}
+    assert 1 < len(lengths) <= 7
+    feed = task.feed(texts[0], one, torch.device("cpu"), lambda x: x)
+    feed.put(feed.widest)
+    assert feed.shape[0][1] == max(lengths)
+
+
+def test_shuffled_labels_are_at_chance(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    rows = [(f"word{draw.randrange(9)} word{draw.randrange(9)} {i}", draw.randrange(2)) for i in range(900)]
+    path = tmp_path / "shuffled.csv"
+    path.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+    run, _ = langevin.train(config(path, task="classify", epochs=3), tmp_path / "run", quiet=True)
+    (row,) = [r for r in measured(run, run.model)["rows"] if r["metric"] == "accuracy"]
+    assert row["low"] < 0.5 < row["high"]
+
+
+def test_predictions_are_those_of_evaluation_and_go_on_where_they_stopped(
+    run: Any,
+    my_csv: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(predict, "AT_ONCE", 100)
+    command = ["predict", str(run.path), "--file", str(my_csv), "--out"]
+    assert cli.main([*command, str(tmp_path / "whole.csv")]) == 0
+    whole = (tmp_path / "whole.csv").read_text()
+    rows = list(csv.DictReader(whole.splitlines()))
+    assert len(rows) == CLASSES * 16
+    assert rows[90]["label"] == ""  # it has no text
+    for row in (row for row in rows if row["label"]):
+        shares = [float(row[f"class {c}"]) for c in range(CLASSES)]
+        assert sum(shares) == pytest.approx(1, abs=1e-4)
+        assert float(row["probability"]) == max(shares)
+    load, calls = langevin.evaluation.classes.classifier, []
+
+    def dying(*arguments: Any) -> Any:
+        classify, names = load(*arguments)
+
+        def some(texts: list[str]) -> Any:
+            calls.append(len(texts))
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return classify(texts)
+
+        return some, names
+
+    monkeypatch.setattr(langevin.evaluation.classes, "classifier", dying)
+    assert cli.main([*command, str(tmp_path / "again.csv")]) == 130
+    assert not (tmp_path / "again.csv").exists()
+    (part,) = tmp_path.glob(".again.csv.*.part")
+    part.write_bytes(part.read_bytes()[:-30])  # a torn line
+    assert cli.main([*command, str(tmp_path / "again.csv")]) == 0
+    assert (tmp_path / "again.csv").read_text() == whole
+    assert sum(calls) < CLASSES * 16 + 250
+    data = run.task.prepare(run.config)
+    (text,) = data.texts("test")[:1]
+    capsys.readouterr()
+    assert cli.main(["predict", str(run.path), "--text", text, "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    right = run.task.measure(run, run.model, "test", data=data, resamples=10)[1]["examples"][0]
+    assert (told["label"] == data.classes[data.labels("test")[0]]) == bool(right)
+
+
+def test_what_cannot_be_predicted_is_told(
+    run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.csv").write_text("other\nx\n")
+    there = tmp_path / "there.csv"
+    there.write_text("")
+    for flags, says in (
+        (["--file", str(tmp_path / "in.csv"), "--out", str(tmp_path / "o.csv")], "it has 'other'"),
+        (["--file", str(tmp_path / "in.csv"), "--out", str(there)], "is there already"),
+        (["--file", str(tmp_path / "no.csv"), "--out", str(tmp_path / "o.csv")], "no such file"),
+        ([], "either texts or a file"),
+        (["--text", "a", "--out", "b.csv"], "go together"),
+    ):
+        assert cli.main(["predict", str(run.path), *flags]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_it_starts_from_an_encoder(my_csv: Path, tmp_path: Path) -> None:
+    small: dict[str, Any] = {**SHAPE, "tokenizer": "bytes", "steps": 2, "mixer": "softmax"}
+    (tmp_path / "text.txt").write_text("once upon a time\n" * 300)
+    masked, _ = langevin.train(
+        TrainConfig(**small, data=str(tmp_path / "text.txt"), objective="masked"),
+        tmp_path / "masked",
+        quiet=True,
+    )
+    settings = {"data": str(my_csv), "task": TASK, "init": str(masked.path), "steps": 0, "device": "cpu"}
+    run, _ = langevin.train(TrainConfig(**settings), tmp_path / "run", quiet=True)
+    assert run.config.context == 32
+    theirs, ours = masked.model.model.state_dict(), run.model.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    back, _ = langevin.train(
+        TrainConfig(**small, data=str(tmp_path / "text.txt")), tmp_path / "ar", quiet=True
+    )
+    with pytest.raises(UsageError, match="no langevin model that sees both sides"):
+        langevin.train(TrainConfig(**{**settings, "init": str(back.path)}), tmp_path / "no", quiet=True)
+
+
+def test_compare_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "ROUNDS", 2)
+    monkeypatch.setattr(work, "SECONDS", 0.005)
+    path, out = tmp_path / "my.csv", tmp_path / "cmp"
+    path.write_text(
+        "text,label\n" + "".join(f"word{i % 3} {i},{(i + (i % 7 == 0)) % 3}\n" for i in range(120))
+    )
+    given = {**SHAPE, "task": "classify", "data": path, "epochs": 2, "seeds": "0,1", "workers": 0}
+    given["out"] = out
+    flags = [word for k, v in given.items() if k != "mixer" for word in (f"--{k}", str(v))]
+    assert cli.main(["compare", "softmax", "neighbor", *flags, "--quiet"]) == 0
+    results = json.loads((out / "results.json").read_text())
+    (part,) = results["parts"]
+    assert results["metrics"][0]["name"] == "accuracy"
+    assert results["unit"] == "examples"
+    assert part["settings"]["tokens"] == 2 * 96
+    page = (out / "report.html").read_text()
+    for title in ("Calibration", "F1 by class", "confusion by class and said", "The surest mistakes"):
+        assert title in page
+    assert "examples/s" in page
+    runs = [str(out / arm / f"seed-{seed}") for arm in ("softmax", "neighbor") for seed in (0, 1)]
+    assert cli.main(["report", *runs, "--out", str(tmp_path / "report")]) == 0
