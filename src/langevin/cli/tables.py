@@ -113,7 +113,7 @@ def _at(rows: list[dict[str, Any]], name: str, at: dict[str, Any]) -> dict[str, 
 def check_folder(file: Path | None) -> None:
     """A file that is written at the end must have a place from the beginning."""
     if file is not None and ("\0" in str(file) or not file.parent.is_dir()):
-        raise UsageError(f"no such folder: {str(file.parent)!r}", "Make it first.")
+        raise UsageError(f"no such folder: {file.parent}", "Make it first.")
 
 
 def write_numbers(result: dict[str, Any], file: Path | None) -> None:
