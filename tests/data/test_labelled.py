@@ -6,12 +6,16 @@ import csv
 import json
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from langevin import data
-from langevin.data import labelled, order, tables
+from langevin.data import hub, labelled, order, tables
+from langevin.data.examples import few_lengths
 from langevin.data.synthetic.listops import LRA, NYU, ListOps
 from langevin.errors import UsageError
 
@@ -134,11 +138,46 @@ def test_parquet_says_what_reads_it(tmp_path: Path) -> None:
         data.prepare_labelled(str(tmp_path / "my.parquet"), context=8)
 
 
+def test_a_tokenizer_puts_its_own_tokens_around_a_text(tmp_path: Path) -> None:
+    """As BERT's does, which has no end-of-text token either."""
+    words = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "text", "so"])}
+    backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    named = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **named).save_pretrained(tmp_path / "bert")
+    path = table(tmp_path / "my.csv", numbered(60))
+    found = data.prepare_labelled(str(path), str(tmp_path / "bert"), context=8)
+    arrays = found.rows("test", np.arange(3))
+    for ids, real, text in zip(
+        arrays["input_ids"], arrays["attention_mask"], found.texts("test")[:3], strict=True
+    ):
+        assert ids[0] == 2
+        assert ids[real][-1] == 3
+        assert ids[real].tolist() == found.tokenizer(text, truncation=True).input_ids
+
+
 def test_columns_by_number_where_the_first_row_looks_like_one(tmp_path: Path) -> None:
     """AG News begins with a row of class 3, which is also the number of a column."""
     (tmp_path / "x.csv").write_text('"3","title","more"\n"1","other",""\n')
-    found = list(labelled._columns(tmp_path / "x.csv", ("2", "3"), "1", ("a", "b", "c"), 1))
-    assert found == [("title more", "c"), ("other", "a")]
+    news = labelled.NAMED["ag_news"]
+    found = list(news._named(news.read, news.first, tmp_path / "x.csv"))
+    assert found == [("title more", "Business"), ("other", "World")]
+
+
+def test_a_set_from_the_hub_has_the_names_of_its_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": f"text {i}", "label": i % 2} for i in range(60)]
+    hub_module = SimpleNamespace(
+        load_dataset=lambda *names, split, revision: rows[:40] if split == "test" else rows[40:]
+    )
+    for name, fake in (("has_datasets", lambda: True), ("reachable", lambda: True)):
+        monkeypatch.setattr(hub, name, fake)
+    monkeypatch.setattr(hub, "import_module", lambda name: hub_module)
+    found = data.prepare_labelled("imdb", "bytes", context=16, progress=False)
+    assert found.classes == ["negative", "positive"]
+    assert found.texts("test") == [row["text"] for row in rows[:40]]
 
 
 def test_changed_labels_are_other_data(tmp_path: Path) -> None:
@@ -166,7 +205,7 @@ def test_every_example_comes_once_an_epoch_and_batches_are_of_a_length(count: in
 
 def test_lengths_waste_little() -> None:
     sizes = np.concatenate([np.arange(1, 101), [2000]])
-    found = labelled.few_lengths(sizes, 6, 512)
+    found = few_lengths(sizes, 6, 512)
     assert found[-1] == 512
     assert len(found) <= 6
     read = np.minimum(sizes, 512)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,13 @@ from transformers import BertConfig, BertForMaskedLM, BertModel
 from evaluation.traps import TRAPS, story_file
 from langevin import cli
 from langevin.data.tokenizers import encoder
+from langevin.environment import environment
 from langevin.errors import UsageError
 from langevin.evaluation import quality
 from langevin.evaluation.judge import Judge, Judged, frontier_area
+from langevin.objectives.masked import Masked
 from langevin.runs import Run, load, train
+from langevin.sampling.text import Sampling
 from langevin.settings import TrainConfig
 
 TEXTS, CONTEXT = 48, 64
@@ -197,6 +201,13 @@ def test_the_gap_is_taken_at_the_entropy_of_real_text_on_the_line_between_two_te
     assert "on the line from 2 to 3" in details["said"]
 
 
+def test_neighbours_of_nearly_one_entropy_lead_nowhere_far() -> None:
+    """A resample may find them in any order and as near as it likes."""
+    for entropies, expected in (([2.0, 1.9, 1.9 + 1e-12], 5.0), ([1.0, 1.9, 1.9 + 1e-12], -1.0)):
+        found = quality.matched(np.array([[0.0], [1.0], [3.0]]), np.array(entropies), 1)
+        assert found[-1] == pytest.approx(expected)
+
+
 def test_a_sweep_that_does_not_reach_the_entropy_of_real_text_says_so() -> None:
     rows, details = quality.compared(cooling([64, 4, 8], [2.0, 1.0, 1.5]), np.arange(30), 1.0)
     assert not [row for row in rows if not row.at]
@@ -214,6 +225,24 @@ def test_the_judge_scores_a_text_from_its_beginning_as_if_it_were_alone(judge: J
         loss = -sum(float(p[at, t]) for at, t in enumerate(ids[1:]))
         assert found.tokens[i] == len(ids) - 1
         assert found.nll[i] == pytest.approx(loss, abs=1e-3)
+        alone = judge.judged([text]).features_ND[0]
+        torch.testing.assert_close(found.features_ND[i], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_a_judge_that_begins_no_text_is_refused(judge: Judge) -> None:
+    silent = SimpleNamespace(bos_token_id=None, eos_token_id=None)
+    with pytest.raises(UsageError, match="no token that a text begins with"):
+        replace(judge, tokenizer=silent).judged(["Ben"])
+
+
+@pytest.mark.parametrize(("vocabulary", "texts"), [(500, 256), (8192, 256), (50_000, 41)])
+def test_so_many_texts_are_written_at_once_as_their_logits_leave_room_for(
+    vocabulary: int, texts: int
+) -> None:
+    run: Any = SimpleNamespace(config=SimpleNamespace(context=256))
+    run.model = SimpleNamespace(config=SimpleNamespace(vocab_size=vocabulary))
+    assert quality._at_once(run, "cuda:1") == texts
+    assert 1 <= quality._at_once(run, "cpu") < texts + 1
 
 
 def test_the_frontier_is_full_for_like_sets_and_empty_for_sets_apart() -> None:
@@ -226,7 +255,25 @@ def test_the_frontier_is_full_for_like_sets_and_empty_for_sets_apart() -> None:
     assert frontier_area(a, b) == alike
 
 
-def test_texts_are_kept_and_only_what_is_missing_is_written(
+def test_the_frontier_is_the_area_under_its_curve() -> None:
+    a, b = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    found = frontier_area(torch.stack([a] * 10), torch.stack([a] * 5 + [b] * 5))
+    p, q = (10.5 / 11, 0.5 / 11), (0.5, 0.5)  # in two clusters, with half a count more in each
+    points = [(1.0, 0.0)]
+    for share in np.arange(1, 26) / 26:
+        r = [share * x + (1 - share) * y for x, y in zip(p, q, strict=True)]
+        points.append(
+            tuple(
+                math.exp(-5 * sum(x * math.log(x / z) for x, z in zip(one, r, strict=True)))
+                for one in (q, p)
+            )
+        )
+    points.append((0.0, 1.0))
+    area = sum((x - u) * (y + v) / 2 for (x, y), (u, v) in pairwise(points))
+    assert found == pytest.approx(area)
+
+
+def test_texts_are_kept_for_the_same_weights_settings_code_and_device(
     model: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampling = replace(quality.usual(model.objective, CONTEXT), tokens=8, temperature=0.9)
@@ -241,12 +288,14 @@ def test_texts_are_kept_and_only_what_is_missing_is_written(
     first, costs = quality.written(model, sampling, 5, "cpu", lambda *told: None)
     assert asked == [5, 1, 1, 1, 1]
     assert costs["calls_per_text"] == 8
-    place = next(p for p in (model.path / "evaluated").glob("*.jsonl") if len(p.read_text()) < 2000)
-    lines = place.read_bytes().split(b"\n")
-    place.write_bytes(b"\n".join([*lines[:3], lines[3][:20]]))  # killed while it wrote
-    again, same = quality.written(model, sampling, 6, "cpu", lambda *told: None)
-    assert asked[5:] == [3]
-    assert (again[:5], same) == (first, costs)
+    fewer, same = quality.written(model, sampling, 4, "cpu", lambda *told: None)
+    assert (fewer, same) == (first[:4], costs)
+    assert len(asked) == 5
+    known = environment("cpu")
+    for other in ({"device": "another GPU"}, {"commit": "0123"}):
+        monkeypatch.setattr(quality, "environment", lambda device, other=other: {**known, **other})
+        assert quality.written(model, sampling, 5, "cpu", lambda *told: None)[0] == first
+    assert asked == [5, 1, 1, 1, 1] * 3
 
 
 def test_evaluate_shows_and_keeps_what_a_masked_run_writes(
@@ -290,20 +339,19 @@ def test_a_model_that_knows_the_text_restores_its_middle(model: Run) -> None:
         found = []
         for request in requests:
             (whole,) = [text for text in texts if text.startswith(request.prompt)]
-            cut = len(tokenizer(request.prompt).input_ids) + sampling.tokens
-            text = tokenizer.decode(tokenizer(whole).input_ids[:cut])
-            found.append(SimpleNamespace(text=text))
+            before = len(tokenizer(request.prompt).input_ids)
+            found.append(SimpleNamespace(ids=tokenizer(whole).input_ids[before:][: sampling.tokens]))
         return found
 
     run: Any = SimpleNamespace(
         objective=SimpleNamespace(sampler=lambda: knows),
-        model=None,
+        model=model.model,
         tokenizer=model.tokenizer,
         environment=model.environment,
         config=model.config,
     )
     sampling = quality.usual(model.objective, CONTEXT)
-    rows, how = quality.infilled(run, tokens, 40, sampling, "cpu", lambda *told: None)
+    rows, how = quality.infilled(run, [ids[:40] for ids in tokens], sampling, "cpu", lambda *told: None)
     assert [row.value for row in rows] == [1.0] * 4
     assert how == "only the text before the gap was given"
 
@@ -313,30 +361,39 @@ def test_a_sampler_that_refuses_gaps_is_given_what_is_before_them_and_that_is_sa
     texts = quality.real_texts(run.task.prepare(run.config), "test", 2, CONTEXT - 1)
     tokens = [ids for ids, _ in encoder(run.tokenizer)(texts, False)]
     sampling = quality.usual(run.objective, CONTEXT)
-    rows, how = quality.infilled(run, tokens, 30, sampling, "cpu", lambda *told: None)
+    rows, how = quality.infilled(run, [ids[:30] for ids in tokens], sampling, "cpu", lambda *told: None)
     assert len(rows) == 4
     assert how.startswith("only the text before the gap was given: in blocks of 4")
 
 
-def test_recovery_is_the_share_of_wrong_tokens_that_come_right() -> None:
+def test_recovery_is_the_share_of_wrong_tokens_that_come_right_beside_that_of_right_ones_spoiled() -> None:
     true = np.arange(4 * 500).reshape(4, 500) % 97
 
     def half(model: Any, tokens: torch.Tensor, sampling: Any) -> torch.Tensor:
+        assert sampling.temperature == 0
         repaired = torch.from_numpy(true.copy())
         repaired[:, ::2] = tokens[:, ::2]
+        repaired[:, :100] = 0
         return repaired
 
     run: Any = SimpleNamespace(model=None, objective=SimpleNamespace(repaired=half))
-    (row,), _ = quality.recovery(run, list(true), 500, None, "cpu")  # type: ignore[arg-type]
-    assert row.value == pytest.approx(0.5, abs=0.12)
+    (right, spoiled), _ = quality.recovery(run, list(true), Sampling(), "cpu")
+    assert right.value == pytest.approx(0.4, abs=0.12)
+    assert spoiled.value == pytest.approx(0.2, abs=0.03)
 
 
 def test_recovery_is_zero_by_design_only_where_nothing_is_opened_again(masked: Run) -> None:
     tokens = [np.arange(20)]
     plain = quality.usual(masked.objective, CONTEXT)
-    (row,), said = quality.recovery(masked, tokens, 20, plain, "cpu")
-    assert (row.value, said) == (0.0, "what is committed stays: nothing is repaired")
-    rows, said = quality.recovery(masked, tokens, 20, replace(plain, remask="cap"), "cpu")  # type: ignore[call-arg]
+    rows, said = quality.recovery(masked, tokens, plain, "cpu")
+    assert [row.value for row in rows] == [0, 0]
+    assert said == "what is committed stays: nothing is repaired"
+    opening = replace(plain, order="ancestral", remask="cap")  # type: ignore[call-arg]
+    rows, said = quality.recovery(masked, tokens, opening, "cpu")
+    assert [row.metric for row in rows] == ["corruption_recovery", "corruption_spoiled"]
+    assert said == "what the rest of a text speaks against is written anew"
+    in_blocks: Any = SimpleNamespace(model=None, objective=Masked(block=4))
+    rows, said = quality.recovery(in_blocks, tokens, opening, "cpu")
     assert not rows
     assert said.startswith("not measured")
 
@@ -361,6 +418,7 @@ def encoder_in(folder: Path, kind: Any) -> str:
         (["--samples", "4", "--judge", "JUDGE", "--temperature", "0.5"], "written at --temperatures"),
         (["--samples", "4", "--judge", "JUDGE", "--steps", "5"], "--steps is for the objective masked"),
         (["--top-k", "5"], "no texts are written"),
+        (["--temperatures", "0.5,0.6"], "no texts are written"),
         (["--samples", "4", "--judge", "MASKED"], "does not predict the next token"),
         (["--samples", "4", "--judge", "ENCODER"], "does not predict the next token"),
     ],

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from langevin.data.labelled import reading
+from langevin.data.examples import reading
 from langevin.data.tokenizers import make
 from langevin.models.backbone import LangevinForSequenceClassification
 from langevin.models.config import LangevinConfig

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from enumerable import BlockDenoiser, L, entropy, markov
+from enumerable import BlockDenoiser, ExactDenoiser, L, entropy, markov
 from langevin import cli
 from langevin.data.feed import chunks
 from langevin.environment import can_compile
-from langevin.errors import UsageError
 from langevin.evaluation.bounds import bounded, left_to_right
 from langevin.mixers import MIXERS
+from langevin.mixers.mechanism import DIRECTIONS
 from langevin.models.backbone import LangevinForMaskedLM
 from langevin.models.config import LangevinConfig
 from langevin.objectives import generator_of
@@ -103,6 +103,33 @@ def test_the_bound_of_blocks_is_the_entropy_too(block: int, training: bool) -> N
     assert exact.sum(-1).tolist() == pytest.approx(model.surprise(texts).tolist(), rel=1e-5)
 
 
+@pytest.mark.parametrize("block", [None, 1, 2, 3])
+@pytest.mark.parametrize("context", [[0], [0, 1], [1]], ids=str)
+def test_what_is_not_scored_is_context_for_the_rest(block: int | None, context: list[int]) -> None:
+    """The bound and the exact loss of the rest are those given the context, which itself costs nothing."""
+    model, objective = markov(ExactDenoiser if block is None else BlockDenoiser), Masked(block=block)
+    texts = model.drawn(3000)
+    scored = torch.ones(L, dtype=torch.bool)
+    scored[context] = False
+    agrees = (texts[:, None, context] == model.texts[:, context]).all(-1)
+    if block == 1 and context == [1]:  # a block sees nothing to its right
+        agrees = (texts[:, None, :1] == model.texts[:, :1]).all(-1)
+        first = -(agrees * model.p).sum(-1).log()
+        agrees = (texts[:, None, :2] == model.texts[:, :2]).all(-1)
+    else:
+        first = torch.zeros(len(texts))
+    truth = first + model.surprise(texts) + (agrees * model.p).sum(-1).log()
+    windows = [(with_a_first(some), scored.expand(300, L)) for some in texts.split(300)]
+    found = bounded(objective, model, windows, masks=8, device="cpu")
+    assert len(found) == 3000 * int(scored.sum())
+    error = 3 * (found.masks_se or 0) * len(found) / 3000
+    assert found.nll.sum() / 3000 == pytest.approx(float(truth.mean()), abs=error + 1e-5)
+    batch = {"tokens": windows[0][0], "scored": torch.nn.functional.pad(windows[0][1], (1, 0))}
+    exact = objective.chain_rule(model, batch, at_once=70)
+    assert not exact[:, context].any()
+    assert exact.sum(-1).tolist() == pytest.approx(truth[:300].tolist(), rel=1e-4, abs=1e-5)
+
+
 def test_blocks_of_one_token_are_autoregression() -> None:
     """Whatever is drawn; and the loss of a token is that of a mask which sees what was before it."""
     model, objective = tiny().eval(), Masked(block=1)
@@ -143,6 +170,8 @@ def test_what_blocks_draw_is_stratified_over_all_of_them() -> None:
     drawn = Masked(block=4).draws({"tokens": torch.zeros(2, 17)}, 8, generator_of(1))
     assert drawn["times"].shape == (8, 4)
     assert sorted((drawn["times"].flatten() * 32).long().tolist()) == list(range(32))
+    many = [Masked(block=4).draws({"tokens": torch.zeros(2, 17)}, 2, generator_of(i)) for i in range(400)]
+    assert float(sum(one["times"][0, 0] for one in many)) / 400 == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_step_of_blocks_is_one_graph_in_low_precision() -> None:
@@ -277,13 +306,22 @@ def test_every_mixer_learns_from_both_sides() -> None:
         assert changed[7], name
 
 
-def test_a_mixer_that_looks_back_only_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MIXERS["ssmax"], "directions", ("causal",))
-    with pytest.raises(UsageError, match="ssmax has no bidirectional form"):
-        tiny(mixer="ssmax")
-    monkeypatch.setattr(MIXERS["ssmax"], "directions", ("bidirectional",))
-    with pytest.raises(UsageError, match="ssmax has no causal form"):
-        LangevinConfig(mixer="ssmax")
+@pytest.mark.parametrize(("objective", "has", "lacks"), [("masked", 0, 1), ("ar", 1, 0)])
+def test_a_mixer_that_looks_back_only_is_refused_in_words_and_so_is_the_reverse(
+    objective: str,
+    has: int,
+    lacks: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(MIXERS["ssmax"], "directions", (DIRECTIONS[has],))
+    config = tmp_path / "config.yaml"
+    config.write_text(small(tmp_path, objective=objective, mixer="ssmax").as_yaml())
+    assert cli.main(["train", "--config", str(config), "--out", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err
+    assert f"ssmax has no {DIRECTIONS[lacks]} form" in told
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize("objective", ["masked", "masked(block=4)"])
@@ -370,7 +408,7 @@ def test_what_does_not_go_with_it_is_refused_in_words(
 
 
 def test_compared_with_an_exact_arm_its_bound_stays_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(work, "ROUNDS", 2)
     monkeypatch.setattr(work, "SECONDS", 0.005)
@@ -380,6 +418,9 @@ def test_compared_with_an_exact_arm_its_bound_stays_one(
     arms = ["softmax", "mdlm=softmax, objective=masked"]
     command = ["compare", *arms, *flags, "--workers", "0", "--seeds", "0-1", "--quiet"]
     assert cli.main([*command, "--out", str(tmp_path / "cmp")]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.split()}
+    assert "≤" in rows["mdlm"]
+    assert "≤" not in rows["softmax"]
     results = json.loads((tmp_path / "cmp" / "results.json").read_text())
     (part,) = results["parts"]
     kinds = [

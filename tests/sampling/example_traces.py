@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 
-from langevin.sampling.trace import Step, Trace
+from langevin.sampling.text import Step
 
 WORDS = (
     *("Once", " upon", " a", " time", ",", " a", " cat", " saw", " the", " moon", ".", "\n", "\n\n", "It"),
@@ -34,13 +34,13 @@ def decode(ids):
 
 def trace(
     steps: int = 12, length: int = 40, *, seed: int = 0, given: int = 4, reopened: float = 0.0
-) -> Trace:
+) -> list[Step]:
     """Every step commits about as many positions as every other, and opens some of the others again."""
     drawn = random.Random(seed)
     tokens = [i % MASK if i < given else MASK for i in range(length)]
     confidence = [1.0 if i < given else 0.0 for i in range(length)]
     committed: list[int | None] = [0 if i < given else None for i in range(length)]
-    found = Trace(mask=MASK)
+    found = []
     for step in range(steps + 1):
         if 0 < step < steps:
             for i in range(given, length):
@@ -50,5 +50,5 @@ def trace(
         for i in drawn.sample(still, -(-len(still) // (steps - step + 1)) if step else 0):
             tokens[i] = i % MASK if not reopened else drawn.randrange(MASK)
             confidence[i], committed[i] = drawn.random(), step
-        found.steps.append(Step(list(tokens), list(confidence), list(committed)))
+        found.append(Step(list(tokens), list(confidence), list(committed)))
     return found

@@ -137,6 +137,9 @@ def test_texts_are_told_of_as_they_end(loaded: Any) -> None:
     )
     assert sorted(told, key=lambda pair: pair[0]) == list(enumerate(made))
     in_batch = [text.tokens for index, text in told if index < 3]
+    assert all(
+        text.text == loaded[1].decode([*loaded[1](text.prompt).input_ids, *text.ids]) for _, text in told
+    )
     assert in_batch == sorted(in_batch)
     assert steps[0] == (range(3), 1)
     assert steps[-1][0] == range(3, 5)

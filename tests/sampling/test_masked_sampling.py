@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,14 @@ from torch import Tensor
 import langevin
 from enumerable import BlockDenoiser, ExactDenoiser, L, Tokens, V, markov
 from langevin import cli
-from langevin.errors import UsageError
+from langevin.errors import Diverged, UsageError
 from langevin.objectives.masked import Masked
 from langevin.runs import train
 from langevin.sampling import masked
 from langevin.sampling.canvas import Canvas
 from langevin.sampling.masked import Denoising, MaskedSampling, generate
-from langevin.sampling.text import Request, Text
-from langevin.sampling.trace import Trace
+from langevin.sampling.orders import remasking
+from langevin.sampling.text import Request, Step, Text
 from objectives.test_masked import tiny
 from training.small_run import small
 
@@ -112,6 +115,29 @@ def test_only_what_is_opened_again_can_be_repaired(remask: Any) -> None:
         float(model.surprise(writing.ids_BL).mean()),
     )
     assert found > usual + 1 if remask == "none" else found < usual + 0.4
+
+
+def test_the_last_step_commits_all_whatever_is_rounded() -> None:
+    m = torch.linspace(1e-6, 1, 10_001, dtype=torch.float64)[:, None]
+    p, committed = torch.rand(len(m), 4, dtype=torch.float64), torch.rand(len(m), 4) < 0.5
+    for kind in REMASKS:
+        opens, commits = remasking(kind, 0.3, m, torch.zeros_like(m), p, committed)
+        assert not opens.any()
+        assert (commits == 1).all()
+
+
+def test_a_loop_opens_positions_only_while_time_stands_still() -> None:
+    m = torch.tensor([[0.5], [0.1]], dtype=torch.float64)
+    after = torch.tensor([[0.4], [0.1]], dtype=torch.float64)
+    opens, _ = remasking("loop", 0.03, m, after, torch.ones(2, 4), torch.ones(2, 4, dtype=torch.bool))
+    assert opens.tolist() == [[0.0], [0.03]]
+
+
+def test_confidence_opens_none_more_likely_than_what_leaves_the_share_as_it_is() -> None:
+    m, after, p = torch.tensor([[0.5]]), torch.tensor([[0.1]]), torch.tensor([[0.0, 1.0, 1.0, 1.0]])
+    opens, commits = remasking("conf", 1.0, m, after, p, torch.ones(1, 4, dtype=torch.bool))
+    assert opens[0, 0] == opens.max() == pytest.approx(0.2)  # σ_max
+    assert 0.5 * (1 - float(commits)) + 0.5 * float(opens.mean()) == pytest.approx(0.1)
 
 
 def test_one_step_draws_every_position_as_if_it_were_alone(floor: float) -> None:
@@ -215,6 +241,39 @@ def test_whole_blocks_of_a_prompt_are_read_at_once() -> None:
         while bool(writing.writing_B.any()):
             writing.step()
     assert torch.equal(alone.ids_BL[0], together.ids_BL[0])
+
+
+@pytest.mark.parametrize("steps", [4, 7, 10, 13, 16])
+def test_steps_are_spread_over_blocks(steps: int) -> None:
+    canvas = Canvas([10] * 16, [True] * 16)
+    sampling = MaskedSampling(order="confidence", steps=steps)
+    writing = Denoising(tiny().eval(), [canvas], sampling, [5], block=4)
+    taken = 0
+    while bool(writing.writing_B.any()):
+        writing.step()
+        taken += 1
+    assert taken == steps
+    assert writing.calls == steps + 3  # and one to keep each block that another follows
+
+
+def test_what_was_written_leaves_no_memory_behind() -> None:
+    """A graph's memory is large, and nobody knows when Python looks for circles."""
+    writing = Denoising(markov(), [OPEN], MaskedSampling(), [0])
+    writing.step()
+    known = weakref.ref(writing)
+    gc.disable()
+    try:
+        del writing
+        assert known() is None
+    finally:
+        gc.enable()
+
+
+def test_a_model_that_diverged_writes_nothing() -> None:
+    model = tiny().eval()
+    torch.nn.init.constant_(model.lm_head.weight, torch.nan)
+    with pytest.raises(Diverged, match="not finite"):
+        Denoising(model, [Canvas([10] * 4, [True] * 4)], MaskedSampling(), [0]).step()
 
 
 @pytest.mark.parametrize("block", [None, 4])
@@ -352,6 +411,8 @@ def test_gaps_are_filled_between_what_is_given(loaded: Any) -> None:
         assert " cups. Ann gave" in text.text
         assert text.text.endswith(" left.")
         assert (text.tokens, text.ended) == (9, "length")
+        between = loaded[1].decode(text.ids[:4]), loaded[1].decode(text.ids[4:])
+        assert text.text == f"Ann had{between[0]} cups. Ann gave{between[1]} left."
     assert first.text != second.text
 
 
@@ -375,30 +436,33 @@ def test_a_text_ends_with_its_end_unless_its_length_is_fixed(loaded: Any) -> Non
     assert text.tokens == 8
     (text,) = texts((Ending(), tokenizer), [Request("Ann")], fixed=True)
     assert text.tokens == 45
+    (text,) = texts((Ending(), tokenizer), [Request("Ann ___.")], infill=("Ann ___.",), tokens=20)
+    assert text.ended == "length"  # a gap does not end the text around it
+    assert end not in text.ids
 
 
 def test_a_trace_tells_every_step(loaded: Any) -> None:
     model, tokenizer = loaded
-    trace = Trace(mask=model.config.mask_token_id)
+    mask, trace = model.config.mask_token_id, list[Step]()
     (text,) = generate(
         model,
         tokenizer,
         [Request("Ann")],
         MaskedSampling(steps=7, order="confidence", fixed=True),
         context=48,
-        watched=lambda index, step: trace.steps.append(step),
+        watched=lambda index, step: trace.append(step),
     )
-    assert len(trace.steps) == 8
-    begin, *_, end = trace.steps
+    assert len(trace) == 8
+    begin, *_, end = trace
     assert begin.committed == [0, 0, 0, *[None] * 45]
-    assert begin.tokens[3:] == [trace.mask] * 45
+    assert begin.tokens[3:] == [mask] * 45
     assert begin.confidence[:4] == [1, 1, 1, 0]
-    assert trace.mask not in end.tokens
+    assert mask not in end.tokens
     assert tokenizer.decode(end.tokens, skip_special_tokens=True) == text.text
     assert set(end.committed) == set(range(8))
-    for k, (before, after) in enumerate(zip(trace.steps, trace.steps[1:], strict=False)):
+    for k, (before, after) in enumerate(pairwise(trace)):
         for was, now, at in zip(before.tokens, after.tokens, after.committed, strict=True):
-            assert now == was or (was == trace.mask and at == k + 1)
+            assert now == was or (was == mask and at == k + 1)
         assert all(0 <= c <= 1 for c in after.confidence)
 
 
@@ -425,6 +489,8 @@ def test_the_command_line_has_the_flags_of_the_sampler(
     assert said(str(run), "--prompt", "Ann", *loops, "--eta", "0.05").startswith("Ann")
     assert "eta=2.0 must be" in said(str(run), *loops, "--eta", "2", status=2)
     assert "threshold=1.5 must be" in said(str(run), "--threshold", "1.5", status=2)
+    assert "changes nothing without --order threshold" in said(str(run), "--threshold", "0.5", status=2)
+    assert "changes nothing without --remask" in said(str(run), "--eta", "0.5", status=2)
     assert "temperature=-1.0 must be" in said(str(run), "--temperature", "-1", status=2)
     long = said(str(run), "--prompt", "Ann had " * 9, status=2)
     assert "0 tokens are to be written after a prompt of" in long

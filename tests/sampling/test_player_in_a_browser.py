@@ -53,7 +53,7 @@ SHOWN = """() => [...document.querySelectorAll("#text i")].map((mark) => mark.cl
 def test_every_step_is_shown_as_it_was_forwards_and_backwards(opened, which):
     page = opened()
     page.select_option("#which", str(which))
-    steps = TRACES[which].steps[:16]
+    steps = TRACES[which][:16]
     expected = [
         [None if put is None else word for word, put in zip(decode(s.tokens), s.committed, strict=True)]
         for s in steps
@@ -257,6 +257,6 @@ def test_paper_and_readers_without_javascript_get_all_final_texts(opened, option
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert page.pdf().startswith(b"%PDF")
     assert not page.is_visible("#text")
-    finals = ["".join(decode(one.steps[-1].tokens)) for one in TRACES]
+    finals = ["".join(decode(one[-1].tokens)) for one in TRACES]
     assert page.locator(".final p").all_text_contents() == finals
     assert all(one.is_visible() for one in page.locator(".final p").all())

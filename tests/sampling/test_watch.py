@@ -15,7 +15,7 @@ from rich.console import Console
 
 from langevin.data import tokenizers
 from langevin.sampling import watch
-from langevin.sampling.trace import Step, Trace
+from langevin.sampling.text import Step
 from langevin.sampling.watch import BLOCK, END, Live, pieces, player
 
 TEXT = "".join(WORDS[i % MASK] for i in range(40))
@@ -33,11 +33,11 @@ def console(terminal: bool = True, width: int = 60) -> Console:
     )
 
 
-def frames(found: Trace, on: Console, **options) -> list[str]:
+def frames(found: list[Step], on: Console) -> list[str]:
     """What the terminal was told for each step and at the end."""
     told = []
-    with Live(decode, on, **options) as live:
-        for step in found.steps:
+    with Live(decode, on) as live:
+        for step in found:
             live.show(step)
             told.append(on.file.getvalue())
             on.file.seek(on.file.truncate(0))
@@ -51,12 +51,11 @@ def slow(monkeypatch):
 
 
 def test_open_positions_are_blocks_and_the_line_above_counts_them(slow):
-    told = frames(trace(), console(), total=12)
-    for number, (step, frame) in enumerate(zip(trace().steps, told[:-1], strict=True)):
+    told = frames(trace(), console())
+    for number, (step, frame) in enumerate(zip(trace(), told[:-1], strict=True)):
         still = step.committed.count(None)
         assert frame.count(BLOCK.strip()) == still
-        calls = f"{number} call{'s' if number != 1 else ''}"
-        assert f"  step {number} of 12 · {calls} · {still} open" in CODES.sub("", frame)
+        assert f"  step {number} · {still} open" in CODES.sub("", frame)
 
 
 def test_only_what_came_since_the_last_frame_is_highlighted(slow):
@@ -65,9 +64,7 @@ def test_only_what_came_since_the_last_frame_is_highlighted(slow):
         Step([0, 6, MASK], [1.0, 0.9, 0.1], [0, 1, None]),
         Step([0, 6, 7], [1.0, 0.9, 0.8], [0, 1, 2]),
     ]
-    marked = [
-        re.findall(r"\x1b\[30;46m(.*?)\x1b\[0m", told) for told in frames(Trace(MASK, steps), console())
-    ]
+    marked = [re.findall(r"\x1b\[30;46m(.*?)\x1b\[0m", told) for told in frames(steps, console())]
     assert marked == [[], ["cat"], ["saw"], []]
 
 
@@ -95,7 +92,7 @@ def test_without_a_terminal_only_the_text_is_printed():
     assert "".join(told[:-1]) == ""
     assert told[-1] == TEXT + "\n"
     ended = Step([0, 6, 27], [1.0, 0.9, 0.9], [0, 1, 1])
-    assert frames(Trace(MASK, [ended]), console(terminal=False))[-1] == "Once cat\n"
+    assert frames([ended], console(terminal=False))[-1] == "Once cat\n"
 
 
 def test_a_thousand_steps_a_second_are_twenty_frames(monkeypatch):
@@ -104,7 +101,7 @@ def test_a_thousand_steps_a_second_are_twenty_frames(monkeypatch):
     on, drawn = console(), []
     monkeypatch.setattr(Live, "_progress", lambda self, step: drawn.append(step) or "")
     with Live(decode, on) as live:
-        for step in trace(steps=1000, length=30).steps:
+        for step in trace(steps=1000, length=30):
             live.show(step)
             now[0] += 0.001
     assert 20 <= len(drawn) <= 22
@@ -114,7 +111,7 @@ def test_a_thousand_steps_a_second_are_twenty_frames(monkeypatch):
 def test_an_error_while_writing_is_not_followed_by_a_text():
     on = console(terminal=False)
     with pytest.raises(RuntimeError), Live(decode, on) as live:  # noqa: PT012
-        live.show(trace().steps[5])
+        live.show(trace()[5])
         raise RuntimeError
     assert on.file.getvalue() == ""
 
@@ -131,7 +128,7 @@ def test_the_changes_give_every_step_back(reopened):
     assert len(samples) == 2
     for one, sample in zip(found, samples, strict=True):
         now = [(-1, 0, 0)] * sample["length"]
-        for number, (step, changed) in enumerate(zip(one.steps, sample["steps"], strict=True)):
+        for number, (step, changed) in enumerate(zip(one, sample["steps"], strict=True)):
             for at, word, percent in zip(*[iter(changed)] * 3, strict=True):
                 now[at] = (word, percent, number)
             texts = [None if word < 0 else words[word] for word, _, _ in now]
@@ -152,7 +149,7 @@ def test_what_stood_after_the_end_of_a_text_is_left_out():
         Step([0], [1.0], [0]),  # ended early, and then again not
         Step([0, 27, 6], [1.0, 0.8, 0.9], [0, 3, 1]),
     ]
-    words, (sample,) = unpacked(player([Trace(MASK, steps)], decode, "title", {}))
+    words, (sample,) = unpacked(player([steps], decode, "title", {}))
     assert sample["length"] == 3
     told = [
         (at, words[word] if word >= 0 else None)

@@ -206,6 +206,19 @@ def test_arms_can_have_equal_flops_instead_of_equal_tokens(tmp_path):
     assert timeless(tmp_path / "cmp") == again(one, tmp_path / "cmp")
 
 
+def test_equal_flops_are_those_of_the_first_arm_whatever_budgets_arms_name(tmp_path):
+    arms = ("first=softmax, steps=4", "masked=softmax, objective=masked", "long=softmax, steps=100")
+    one = plan(tmp_path, *arms, equal_flops=True)
+    sizes = terms.all_sizes(one, [TASKS.parse("lm").prepare(one.parts[0].config)])
+    equal = terms.equal_in_flops(one, sizes)
+    (part,) = equal.parts
+    budgets = {arm.name: terms._budget(equal.config(part, arm, 0)) for arm in part.read_arms}
+    assert budgets["first"] == budgets["long"] == 4 * 4 * 16
+    spent = [budgets[name] * sizes["", name][1].value for name in budgets]
+    assert spent == pytest.approx([spent[0]] * 3, rel=0.01)
+    assert terms.equal_in_flops(equal, sizes) == equal
+
+
 def test_arms_that_cannot_be_made_equal_are_refused(tmp_path):
     shape = {"width": 16, "heads": 4, "mlp_width": 2}
     small = plan(tmp_path, "softmax", "neighbor", shape=shape, equalise=True)

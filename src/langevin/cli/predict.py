@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -205,31 +204,30 @@ def predict_file(
         raise UsageError(f"{file} is no table", f"A table's name ends with {', '.join(tables.SUFFIXES)}.")
     total = sum(1 for _ in texts())
     with open(file, "rb") as content:
-        told = f"{model} {hashlib.file_digest(content, 'sha256').hexdigest()} {column} {names}"
-    part = out.with_name(f".{out.name}.{hashlib.sha256(told.encode()).hexdigest()[:12]}.part")
+        key = f"{model} {hashlib.file_digest(content, 'sha256').hexdigest()} {column} {names}"
+    part = out.with_name(f".{out.name}.{hashlib.sha256(key.encode()).hexdigest()[:12]}.part")
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    kept = _written(part) or [["row", "label", "probability", *names]]
+    done = len(kept) - 1
     try:
-        done = _whole_rows(part, len(names) + 3)
         with (
-            open(part, "a", encoding="utf-8", newline="") as target,
+            open(part, "w", encoding="utf-8", newline="") as target,
             Progress(*columns, console=console_for(stderr=True), transient=True) as bar,
         ):
             task = bar.add_task("classifying", total=total, completed=done)
             writer, rest = csv.writer(target), islice(texts(), done, None)
-            if not target.tell():
-                writer.writerow(["row", "label", "probability", *names])
+            writer.writerows(kept)
             while some := list(islice(rest, AT_ONCE)):
                 real = [text for text in some if text]
                 found = iter(classify(real) if real else ())
                 for text in some:
                     done += 1
-                    shares = [float(share) for share in next(found)] if text else []
-                    best = max(range(len(names)), key=lambda i: shares[i]) if shares else 0
-                    own: list[Any] = [names[best], f"{shares[best]:.6f}"] if shares else ["", ""]
-                    numbers = [f"{share:.6f}" for share in shares] or [""] * len(names)
-                    writer.writerow([done, *own, *numbers])
+                    shares = list(map(float, next(found))) if text else []
+                    label = names[shares.index(max(shares))] if text else ""
+                    told = [f"{share:.6f}" for share in (max(shares), *shares)] if text else []
+                    writer.writerow([done, label, *(told or [""] * (len(names) + 1))])
                 target.flush()
                 bar.update(task, completed=done)
         os.replace(part, out)
@@ -239,18 +237,9 @@ def predict_file(
     return 0
 
 
-def _whole_rows(part: Path, fields: int) -> int:
-    """The rows that an interrupted run wrote whole; what is behind them is cut off."""
-    rows, end = 0, 0
-    with suppress(FileNotFoundError), open(part, "r+b") as file:
-        content = file.read()
-        lines = content.decode("utf-8", "replace").splitlines(keepends=True)
-        held = ""
-        for line in lines:
-            held += line
-            with suppress(csv.Error, StopIteration):
-                row = next(csv.reader([held], strict=True))
-                if held.endswith("\r\n") and len(row) == fields:
-                    rows, end, held = rows + 1, end + len(held.encode()), ""
-        file.truncate(end)
-    return max(0, rows - 1)
+def _written(part: Path) -> list[list[str]]:
+    """The rows of a file that was not finished, but for the last, which may be torn."""
+    if not part.exists():
+        return []
+    text = part.read_bytes().decode("utf-8", "replace")
+    return list(csv.reader(text.splitlines(keepends=True)))[:-1]

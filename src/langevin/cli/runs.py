@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from langevin.cli.tables import (
     check_folder,
@@ -25,6 +24,8 @@ from langevin.registry import written
 from langevin.sampling.text import Sampling, Text
 from langevin.settings import BUDGET, GROUPS, TrainConfig, check_count, check_seed, read_seeds
 from langevin.tasks import TASKS
+
+WHOLE = 1 << 30  # tokens: nothing is cut
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,10 @@ class Data:
             raise UsageError("no data set was named", "See langevin data list.")
         own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
         for name in self.names:
-            corpus = data.prepare(name, tokenizer=self.tokenizer, **own)
+            if name in data.labelled.NAMED or name in data.labelled.GENERATED:
+                corpus = data.prepare_labelled(name, self.tokenizer, context=WHOLE).corpus
+            else:
+                corpus = data.prepare(name, tokenizer=self.tokenizer, **own)
             sizes = {
                 f"{split} {what}": facts[what]
                 for split, facts in corpus.manifest["splits"].items()
@@ -184,9 +188,10 @@ class Train(WithSettings):
         return 0
 
 
-def read_temperatures(text: str) -> tuple[float, ...]:
+def read_temperatures(text: str) -> dict[str, tuple[float, ...]]:
+    """As an option, where some are given."""
     try:
-        return tuple(float(word) for word in text.split(","))
+        return {"temperatures": tuple(float(word) for word in text.split(","))} if text else {}
     except ValueError:
         raise UsageError(f"{text!r} names no temperatures", "Write 0.7,0.8,0.9,1.0.") from None
 
@@ -257,8 +262,8 @@ class Evaluate(WithSampling):
     """Texts that are written and judged, too, at each of the temperatures."""
     judge: str | None = None
     """Who judges them: any causal language model (a folder, a run or a name on the Hub)."""
-    temperatures: str = "0.7,0.8,0.9,1.0"
-    """At which texts are written."""
+    temperatures: str = ""
+    """At which they are written; default: 0.7,0.8,0.9,1.0."""
     json: bool = False
     """Print JSON."""
 
@@ -291,52 +296,47 @@ class Evaluate(WithSampling):
                     f"{run.objective.name}",
                     "Leave it out.",
                 )
+        for name in set(own) - set(signature(run.task.measure).parameters):
+            raise UsageError(f"--{name} is not for the task {run.task.name}", "Leave it out.")
         from langevin.evaluation import quality
 
         usual = quality.usual(run.objective, run.config.context)
-        if self.sampling.temperature != usual.temperature or (
-            self.judge is None and self.sampling != usual
-        ):
-            raise UsageError(
-                "texts to be judged are written at --temperatures"
-                if self.judge is not None
-                else "no texts are written, and there is nothing that a sampler would do",
-                "Leave --temperature out." if self.judge is not None else "Give --samples and --judge.",
-            )
         texts = None
-        if self.samples is not None and self.judge is not None:
-            temperatures = read_temperatures(self.temperatures)
-            texts = quality.Wanted(self.samples, self.judge, self.sampling, temperatures)
+        if self.samples is None or self.judge is None:
+            if self.sampling != usual or self.temperatures:
+                raise UsageError(
+                    "no texts are written, and there is nothing to sample", "Give --samples and --judge."
+                )
+        else:
+            if self.sampling.temperature != usual.temperature:
+                raise UsageError(
+                    "texts to be judged are written at --temperatures", "Leave --temperature out."
+                )
+            swept = read_temperatures(self.temperatures)
+            texts = quality.Wanted(self.samples, self.judge, self.sampling, **swept)
             texts.check()
             if not run.task.judged:
                 raise UsageError(
                     f"the task {run.task.name} has no texts to judge", "Leave --samples and --judge out."
                 )
         console = console_for(stderr=True)
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
-        doing = bar.add_task(f"evaluating {self.path} on {self.split}", total=None)
+        doing = f"evaluating {self.path} on {self.split}"
+        with console.status(doing) as status:
 
-        def told(what: str, done: int, total: int | None) -> None:
-            bar.update(doing, description=what, completed=done, total=total)
+            def told(what: str, done: int, total: int | None) -> None:
+                status.update(f"{doing}: {what}" + (f", {done} of {total}" if total else ""))
 
-        own |= {} if texts is None else {"texts": texts, "told": told}
-        with bar:
+            own |= {} if texts is None else {"texts": texts, "told": told}
             result, kept = evaluate(run, self.split, device=device, batch=self.batch, **own)
         if self.json:
             print(json.dumps(result, indent=1))
         else:
-            of_texts = [] if texts is None else quality.rows_of_sets(result["rows"])
+            of_texts = [row for row in result["rows"] if row["metric"] in quality.OF_SETS]
             _show(run, result, of_texts)
             if texts is not None:
                 console_for().print(quality_table(of_texts, run.task))
                 print(result["quality"]["said"])
+                print(f"Infill: {result['quality']['infill']}. Repair: {result['quality']['recovery']}.")
         console.print(f"Everything is in {kept}" if kept else f"Not kept: {self.path} cannot be written to")
         return 0
 
@@ -402,7 +402,7 @@ class Generate(WithSampling):
 
         from langevin.environment import pick_device
         from langevin.runs import load
-        from langevin.sampling.trace import Step, Trace
+        from langevin.sampling.text import Step
         from langevin.sampling.watch import Live, pieces, player
 
         device = pick_device(self.device)
@@ -419,10 +419,10 @@ class Generate(WithSampling):
                 )
             decode = pieces(run.tokenizer)
             live = Live(decode, Console(highlight=False))
-            traces = [Trace(run.model.config.vocab_size - 1) for _ in requests]
+            traces: list[list[Step]] = [[] for _ in requests]
 
             def watched(index: int, step: Step) -> None:
-                traces[index].steps.append(step)
+                traces[index].append(step)
                 if self.watch and index == 0:
                     live.show(step)
 
@@ -436,7 +436,9 @@ class Generate(WithSampling):
             status.update(f"texts {which}: {tokens} tokens")
 
         def finished(index: int, text: Text) -> None:
-            run.keep_sample(asdict(text))
+            run.keep_sample(text.as_dict())
+            if streams:
+                status.stop()
             if not streams and not self.json and not (self.watch and index == 0):
                 if not self.watch:
                     status.stop()
@@ -444,7 +446,8 @@ class Generate(WithSampling):
                 if not self.watch:
                     status.start()
 
-        with live if self.watch else status if not streams else nullcontext():
+        shown = status if not streams or "watched" in signature(write).parameters else nullcontext()
+        with live if self.watch else shown:
             texts = write(
                 run.model.to(device),
                 run.tokenizer,
@@ -466,7 +469,7 @@ class Generate(WithSampling):
             self.html.write_text(player(traces, decode, "How texts appeared", facts), encoding="utf-8")
             console.print(f"The page is {self.html}")
         if self.json:
-            print(json.dumps([asdict(text) for text in texts], indent=2, ensure_ascii=False))
+            print(json.dumps([text.as_dict() for text in texts], indent=2, ensure_ascii=False))
         return 0
 
 

@@ -114,9 +114,7 @@ class Compare(WithSettings):
             )
         check_count("workers", self.workers, above=None)
         looks = tuple(_numbers(self.looks)) if self.looks else ()
-        own: dict[str, Any] = {}
-        if self.temperatures:
-            own["temperatures"] = read_temperatures(self.temperatures)
+        own: dict[str, Any] = {**read_temperatures(self.temperatures)}
         seeds = tuple(read_seeds(self.seeds)) if self.seeds else ()
         from langevin.studies.compare import compare
         from langevin.studies.plan import (
@@ -267,7 +265,7 @@ def _made(work: Any, folder: Path, open_it: bool = False) -> int:
 
 
 def show(results: Any, folder: Path) -> None:
-    """The primary metric by arm, the answer, and where the rest is."""
+    """The primary metric by arm (≤: an upper bound), the answer, and where the rest is."""
     from rich.markup import escape
 
     from langevin.studies.numbers import with_unit
@@ -278,9 +276,10 @@ def show(results: Any, folder: Path) -> None:
         table = table_of(escape(part.name) or None, "arm", *heads)
         for arm in part.arms:
             found, size, time = arm.estimate(metric), arm.cost("parameters"), arm.cost("time_ratio")
+            bound = "≤ " if arm.kind(metric.name) == "bound" else ""
             table.add_row(
                 escape(arm.name),
-                "" if found is None else f"{found.mean:.4f}",
+                "" if found is None else f"{bound}{found.mean:.4f}",
                 "" if found is None else interval(found.low, found.high),
                 "" if size is None else f"{size.value:,.0f}",
                 "" if time is None else f"{time.value:.2f} × ({interval(time.low, time.high)})",

@@ -75,7 +75,7 @@ def quality_table(rows: list[dict[str, Any]], task: Any) -> Table:
             found = [r for at in places for r in [_at(rows, name, at)]]
             shown = ["" if row is None else f"{row['value']:.{3 + (row['value'] < 1)}f}" for row in found]
             table.add_row(f"{metric.label} ({metric.unit})" if metric.unit else metric.label, *shown)
-            if any(row is not None and row["low"] is not None for row in found) and name == "judge_gap":
+            if name == "judge_gap":
                 ends = ["" if row is None else f"{row['low']:.2f} to {row['high']:.2f}" for row in found]
                 table.add_row("  95 % interval", *ends)
     return table
@@ -112,7 +112,7 @@ def _at(rows: list[dict[str, Any]], name: str, at: dict[str, Any]) -> dict[str, 
 
 def check_folder(file: Path | None) -> None:
     """A file that is written at the end must have a place from the beginning."""
-    if file is not None and not file.parent.is_dir():
+    if file is not None and ("\0" in str(file) or not file.parent.is_dir()):
         raise UsageError(f"no such folder: {file.parent}", "Make it first.")
 
 

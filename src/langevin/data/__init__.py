@@ -8,7 +8,7 @@ from typing import Any
 
 from langevin.data import labelled
 from langevin.data.corpus import Corpus, same_data
-from langevin.data.labelled import LabelledTexts
+from langevin.data.examples import LabelledTexts
 from langevin.data.shards import tokenised
 from langevin.data.sources import GENERATED, NAMED, NamedText, find
 
@@ -72,7 +72,12 @@ def names() -> list[dict[str, Any]]:
         rows.append({**row, "here": True, "bytes": None})
     for name, known in labelled.NAMED.items():
         files = known.here()
-        row = {"name": name, "kind": "labelled", "about": known.about, "tokenizer": known.tokenizer}
+        row = {
+            "name": name,
+            "kind": "labelled",
+            "about": known.about,
+            "tokenizer": labelled.USUAL_TOKENIZER,
+        }
         size = sum(path.stat().st_size for path in files.values()) if files else None
         rows.append({**row, "here": bool(files), "bytes": size})
     return rows

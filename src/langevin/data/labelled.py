@@ -1,52 +1,44 @@
-"""Texts with a class each: named sets, tables with two columns, and how they are split and laid out.
+"""Texts with a class each: named sets, tables with two columns, and how they are split.
 
 Where there is no validation set, every tenth training row of each class, in a seeded order, makes one; a
 single table gives a ninth of ten to test as well. What stands in test is dropped from valid and train, and
 what stands in valid from train. All splits share the tokenizer and the classes of train.
-
-B rows, L tokens a batch is padded to.
 """
 
-import json
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from langevin.data import order, tables
-from langevin.data.corpus import Corpus
 from langevin.data.hub import HubTexts, cache_root, data_root, fetch
 from langevin.data.local import by_split
 from langevin.data.sources import Source, fingerprint
 from langevin.data.synthetic.listops import LRA, NYU, ListOps
 from langevin.data.texts import SPLITS, Texts
 from langevin.errors import UsageError, unknown
-from langevin.reading import laid_out
 
 Rows = list[tuple[str, str]]  # texts and labels
 Read = Callable[[Path], Iterator[tuple[str, str]]]
 
-LENGTHS = 6  # to which batches are padded; a GPU plans, compiles and records each of them once
 MOST_CLASSES, FEW_CLASSES = 0.5, 10  # of the rows of train: more are no classes, unless they are few
 USUAL_LABEL = "label"
 
 
 @dataclass(frozen=True)
 class NamedSet:
-    """A well-known set: its folder and files under `$LANGEVIN_DATA`, and where the Hub has it."""
+    """A well-known set: its folder and files under `$LANGEVIN_DATA`, how these are read, its classes by the
+    number they have there, and where the Hub has it."""
 
     about: str
-    tokenizer: str
     folder: str
     files: dict[str, str]  # of each split; "" is cut
     read: Read
-    hub: HubTexts | None = None
+    classes: tuple[str, ...]
+    first: int = 0  # the number of the first class
+    hub: str | None = None
 
     def here(self) -> dict[str, Path]:
         """Its files, where `$LANGEVIN_DATA` has them all."""
@@ -56,91 +48,73 @@ class NamedSet:
 
     def find(self, name: str) -> tuple[dict[str, Path], Read]:
         if files := self.here():
-            return files, self.read
-        place = cache_root() / "sources" / name
+            return files, partial(self._named, self.read, self.first)
+        place, root = cache_root() / "sources" / name, data_root()
         if not place.is_dir():
-            root = data_root()
-            looked_for = str(
-                (root or Path("$LANGEVIN_DATA")) / self.folder / next(iter(self.files.values()))
-            )
-            fetch(name, self.hub, place, looked_for + ("" if root else " (LANGEVIN_DATA is not set)"))
-        read = partial(_columns, text=("text",), label="label")
-        return {split: place / f"{split}.jsonl" for split in ("train", "test")}, read
+            wanted = (root or Path("$LANGEVIN_DATA")) / self.folder / next(iter(self.files.values()))
+            made = HubTexts(self.hub, HUB_FILES, columns=("text", "label")) if self.hub else None
+            fetch(name, made, place, f"{wanted}{'' if root else ' (LANGEVIN_DATA is not set)'}")
+        read = partial(self._named, partial(_columns, text=("text",), label="label"), 0)
+        return {split: place / f"{split}.jsonl" for split in TRAIN_TEST}, read
+
+    def _named(self, read: Read, first: int, path: Path) -> Iterator[tuple[str, str]]:
+        return ((text, self.classes[int(label) - first]) for text, label in read(path))
 
 
-def _columns(
-    path: Path, text: tuple[str, ...], label: str, names: tuple[str, ...] = (), first: int = 0
-) -> Iterator[tuple[str, str]]:
-    """Texts, joined from columns, and labels, which may be numbers of names."""
+def _columns(path: Path, text: tuple[str, ...], label: str) -> Iterator[tuple[str, str]]:
+    """Texts, joined from columns, and labels."""
     for *texts, told in tables.records(path, [*text, label]):
-        yield " ".join(part for part in texts if part), names[int(told) - first] if names else told
+        yield " ".join(part for part in texts if part), told
 
 
-def _lines(path: Path, names: tuple[str, ...], encoding: str) -> Iterator[tuple[str, str]]:
-    """A number and a text a line."""
+def _lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[str, str]]:
+    """A label and a text a line."""
     for line in path.read_text(encoding=encoding).split("\n"):
         label, _, text = line.partition(" ")
         if text:
-            yield text, names[int(label)]
+            yield text, label
 
 
-def _hub(repository: str) -> HubTexts:
-    splits: dict[str, tuple[str, ...]] = {f"{split}.jsonl": (split,) for split in TRAIN_TEST}
-    return HubTexts(repository, splits, columns=("text", "label"))
-
-
+TRAIN_TEST = ("train", "test")
+HUB_FILES: dict[str, tuple[str, ...]] = {f"{split}.jsonl": (split,) for split in TRAIN_TEST}
+USUAL_TOKENIZER = "words"  # of named sets
 FEELINGS = ("negative", "positive")
-FINE = ("very negative", "negative", "neutral", "positive", "very positive")
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 QUESTIONS = ("description", "entity", "abbreviation", "human", "location", "number")
-TRAIN_TEST = ("train", "test")
-
-
-def _sentences(
-    about: str, files: dict[str, str], names: tuple[str, ...], encoding: str = "utf-8"
-) -> NamedSet:
-    read = partial(_lines, names=names, encoding=encoding)
-    return NamedSet(about, "words", "sentences/sst2_trec_small", files, read)
-
+SENTENCES = "sentences/sst2_trec_small"
 
 NAMED: dict[str, NamedSet] = {
     "ag_news": NamedSet(
         "news in four topics",
-        "words",
         "ag_news",
         {split: f"{split}.csv" for split in TRAIN_TEST},
-        partial(_columns, text=("2", "3"), label="1", names=TOPICS, first=1),
-        _hub("fancyzhx/ag_news"),
+        partial(_columns, text=("2", "3"), label="1"),
+        TOPICS,
+        first=1,
+        hub="fancyzhx/ag_news",
     ),
     "imdb": NamedSet(
         "film reviews, positive or negative",
-        "words",
         "imdb",
         {split: f"{split}.tsv" for split in TRAIN_TEST},
-        partial(_columns, text=("4",), label="1", names=FEELINGS),
-        _hub("stanfordnlp/imdb"),
+        partial(_columns, text=("4",), label="1"),
+        FEELINGS,
+        hub="stanfordnlp/imdb",
     ),
-    "sst2": _sentences(
-        "sentences of film reviews, two classes",
-        {split: f"stsa.binary.{'dev' if split == 'valid' else split}" for split in SPLITS},
+    "sst2": NamedSet(
+        "sentences of film reviews, positive or negative",
+        SENTENCES,
+        {"train": "stsa.binary.train", "valid": "stsa.binary.dev", "test": "stsa.binary.test"},
+        _lines,
         FEELINGS,
     ),
-    "sst5": _sentences(
-        "sentences of film reviews, five classes",
-        {split: f"stsa.fine.{'dev' if split == 'valid' else split}" for split in SPLITS},
-        FINE,
-    ),
-    "trec": _sentences(
+    "trec": NamedSet(
         "questions by what they ask for",
+        SENTENCES,
         {split: f"TREC.{split}.all" for split in TRAIN_TEST},
+        partial(_lines, encoding="latin-1"),
         QUESTIONS,
-        encoding="latin-1",
     ),
-    "mr": _sentences("film reviews in a sentence", {"": "rt-polarity.all"}, FEELINGS, encoding="latin-1"),
-    "subj": _sentences(
-        "opinion or plot", {"": "subj.all"}, ("subjective", "objective"), encoding="latin-1"
-    ),
-    "cr": _sentences("product reviews", {"": "custrev.all"}, FEELINGS),
 }
 GENERATED: dict[str, tuple[str, ListOps]] = {
     "listops": ("nested operations on digits, parameters of Nangia & Bowman", NYU),
@@ -155,7 +129,7 @@ def find(name: str, text_column: str | None, label_column: str | None) -> Source
         return Source(name, "spaces", made.identity(), lambda: texts_of(made.read(), name))
     if name in NAMED:
         files, read = NAMED[name].find(name)
-        groups, usual, path = {split: [file] for split, file in files.items()}, NAMED[name].tokenizer, None
+        groups, usual, path = {split: [file] for split, file in files.items()}, USUAL_TOKENIZER, None
         columns: dict[str, str] = {}
     else:
         path = Path(name).expanduser()
@@ -261,152 +235,3 @@ def _classes(splits: dict[str, Rows], name: str) -> list[str]:
             )
     whole = all(label.removeprefix("-").isdecimal() for label in found)
     return sorted(found, key=(lambda label: (int(label), label)) if whole else None)
-
-
-@dataclass(frozen=True, eq=False)
-class LabelledTexts:
-    """A prepared set: a corpus whose documents have classes, cut to `context` tokens.
-
-    A row is what the tokenizer makes of the text, with the tokens that it puts around one.
-    """
-
-    corpus: Corpus
-    context: int
-    first: int | None = None  # so many training rows, of a seeded order
-
-    def tell(self) -> None:
-        """What one should know of the data before believing its numbers."""
-        for what, count in self.manifest["facts"]["left out"].items():
-            warnings.warn(f"left out: {count:,} {what}", stacklevel=3)
-        longer = int((self.spans("train")[1] > self.context - len(self.around[0] + self.around[1])).sum())
-        if longer:
-            warnings.warn(
-                f"{longer:,} of {len(self.labels('train')):,} training rows are longer than the context of "
-                f"{self.context} tokens: their ends are not read",
-                stacklevel=3,
-            )
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        return self.corpus.manifest
-
-    @property
-    def vocab_size(self) -> int:
-        return self.corpus.vocab_size
-
-    @property
-    def classes(self) -> list[str]:
-        return list(self.manifest["facts"]["classes"])
-
-    @cached_property
-    def tokenizer(self) -> Any:
-        return reading(self.corpus.tokenizer, self.context)
-
-    @cached_property
-    def around(self) -> tuple[list[int], list[int]]:
-        return around(self.tokenizer)
-
-    @lru_cache(maxsize=3)  # noqa: B019  (of the few sets of a process)
-    def spans(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """Where the text of each row starts in the corpus, and its tokens."""
-        starts, total = self.corpus.documents(split), len(self.corpus.tokens(split))
-        lengths = np.diff(starts, append=total) - 1
-        return starts + self.corpus.begins_with_bos, lengths
-
-    @lru_cache(maxsize=3)  # noqa: B019
-    def labels(self, split: str) -> np.ndarray:
-        return np.fromfile(self.corpus.folder / f"{split}.labels", "<i4").astype(np.int64)
-
-    @cached_property
-    def train(self) -> np.ndarray:
-        """The rows that are trained on."""
-        count = len(self.labels("train"))
-        return order.permutation(count, 0)[: self.first] if self.first else np.arange(count)
-
-    @cached_property
-    def weights(self) -> np.ndarray:
-        """Of each class, such that all classes weigh the same in train and rows 1 on average."""
-        counts = np.bincount(self.labels("train")[self.train], minlength=len(self.classes))
-        return (len(self.train) / len(self.classes) / np.maximum(counts, 1)).astype(np.float32)
-
-    @cached_property
-    def lengths(self) -> np.ndarray:
-        """To which batches are padded."""
-        return few_lengths(self._read("train", self.train), LENGTHS, self.context)
-
-    def _read(self, split: str, rows: np.ndarray) -> np.ndarray:
-        """Tokens of each row as it is read."""
-        return np.minimum(self.spans(split)[1][rows] + sum(map(len, self.around)), self.context)
-
-    def padded(self, split: str, rows: np.ndarray) -> np.ndarray:
-        """To which of the lengths each row is padded at least."""
-        longest = self.lengths[-1]
-        fits = self.lengths[np.searchsorted(self.lengths, np.minimum(self._read(split, rows), longest))]
-        return np.where(self._read(split, rows) > longest, self.context, fits)
-
-    @lru_cache(maxsize=2)  # noqa: B019
-    def epoch(self, number: int, seed: int, batch: int) -> np.ndarray:
-        lengths = self.padded("train", self.train)
-        return self.train[order.epoch_of_examples(lengths, number, seed=seed, batch=batch)]
-
-    def batch(self, step: int, *, seed: int, batch: int) -> dict[str, np.ndarray]:
-        """A training batch, a pure function of (seed, step)."""
-        slots, count = np.arange(step * batch, (step + 1) * batch), len(self.train)
-        rows = [self.epoch(int(slot // count), seed, batch)[slot % count] for slot in slots]
-        found = self.rows("train", np.array(rows))
-        return {**found, "weights": self.weights[found["labels"]]}
-
-    def widest(self, seed: int, batch: int) -> int:
-        """A step of the first epoch whose batch is padded the most."""
-        whole = self.epoch(0, seed, batch)[: len(self.train) // batch * batch].reshape(-1, batch)
-        return int(self.padded("train", whole).max(-1).argmax()) if len(whole) else 0
-
-    def rows(self, split: str, rows: np.ndarray) -> dict[str, np.ndarray]:
-        starts, lengths = self.spans(split)
-        tokens = self.corpus.tokens(split)
-        texts = [tokens[starts[row] : starts[row] + min(lengths[row], self.context)] for row in rows]
-        length = int(self.padded(split, rows).max())
-        found = laid_out(texts, self.around, length, self.context, self.tokenizer.pad_token_id)
-        return {**found, "labels": self.labels(split)[rows]}
-
-    def texts(self, split: str) -> list[str]:
-        """The rows of valid or test as they stood."""
-        return list(json.loads((self.corpus.folder / f"{split}.json").read_text()))
-
-    def in_batches(self, split: str, rows: np.ndarray, batch: int) -> Iterator[np.ndarray]:
-        """Rows of about the same length together."""
-        ordered = rows[np.argsort(self._read(split, rows), kind="stable")]
-        yield from np.array_split(ordered, range(batch, len(rows), batch))
-
-
-def few_lengths(sizes: np.ndarray, most: int, longest: int) -> np.ndarray:
-    """So many lengths, multiples of 8 or the longest, that rows padded to the next of them have the fewest
-    tokens: least(j) = min_i least(i) + e_j (n_j - n_i) over ends e, with n_j rows up to e_j."""
-    ends = np.minimum(np.arange(8, int(sizes.max()) + 8, 8), longest)
-    rows = np.searchsorted(np.sort(sizes), ends, side="right")
-    more = np.where(np.tri(len(ends), k=-1, dtype=bool).T, ends * (rows - rows[:, None]), np.inf)
-    least, before = ends * rows.astype(float), []
-    for _ in range(most - 1):
-        cost = least[:, None] + more
-        before.append(np.where(cost.min(0) < least, cost.argmin(0), -1))
-        least = np.minimum(least, cost.min(0))
-    chosen = [len(ends) - 1]
-    for back in reversed(before):
-        if back[chosen[0]] >= 0:
-            chosen.insert(0, int(back[chosen[0]]))
-    return ends[chosen]
-
-
-def reading(tokenizer: Any, context: int) -> Any:
-    """A tokenizer that pads, and cuts to the context."""
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.model_max_length = context
-    return tokenizer
-
-
-def around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The tokens that a tokenizer puts before and behind a text."""
-    whole, bare = (tokenizer("a", add_special_tokens=added).input_ids for added in (True, False))
-    before = next(i for i in range(len(whole) + 1) if whole[i : i + len(bare)] == bare)
-    return whole[:before], whole[before + len(bare) :]

@@ -106,7 +106,7 @@ def surest_mistakes(
 def classifier(run: Any, device: str, batch: int) -> tuple[Any, list[str]]:
     """A function from texts to the probabilities of classes, and the names of these. The texts are read as
     those of training were."""
-    from langevin.data.labelled import around, reading
+    from langevin.data.examples import around, reading
     from langevin.data.tokenizers import encoder
 
     model, context = run.model.to(device).eval(), run.config.context

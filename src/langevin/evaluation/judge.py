@@ -62,15 +62,17 @@ class Judge:
 
     def rows(self, texts: list[str]) -> list[list[int]]:
         """The tokens of each text, from its beginning-of-text token on."""
-        bos = self.tokenizer.bos_token_id
-        start = self.tokenizer.eos_token_id if bos is None else bos
+        start = self.tokenizer.bos_token_id
+        start = self.tokenizer.eos_token_id if start is None else start
+        if start is None:
+            raise UsageError(f"{self.name} has no token that a text begins with", "Choose another judge.")
         longest = getattr(self.model.config, "max_position_embeddings", None)
         found = encoder(self.tokenizer)(texts, False) if texts else ()
         return [[start, *ids.tolist()][:longest] for ids, _ in found]
 
     @torch.no_grad()
-    def judged(self, texts: list[str], told: Callable[[int], None] = lambda count: None) -> Judged:
-        """In batches of similar length; told how many texts were just read."""
+    def judged(self, texts: list[str], told: Callable[[int], None] = lambda done: None) -> Judged:
+        """In batches of similar length; told how many texts have been read."""
         rows, device, size = self.rows(texts), self.model.device, self.model.config.vocab_size
         if any(max(row) >= size for row in rows):
             raise UsageError(
@@ -81,7 +83,7 @@ class Judge:
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         while order:
             longest = len(rows[order[0]])
-            count = max(1, LOGITS_AT_ONCE.get(device.type, 2**25) // (longest * size))
+            count = max(1, LOGITS_AT_ONCE[device.type] // (longest * size))
             some, order = order[:count], order[count:]
             ids = torch.zeros(len(some), longest, dtype=torch.long)
             real = torch.zeros(len(some), longest, dtype=torch.bool)
@@ -97,7 +99,7 @@ class Judge:
             mean = (state.sum(1) / real.sum(1, keepdim=True)).cpu()
             features = features if features.numel() else mean.new_zeros(len(rows), mean.shape[1])
             nll[some], features[some] = lost.cpu().numpy(), mean
-            told(len(some))
+            told(len(rows) - len(order))
         if not np.isfinite(nll).all():
             raise Diverged(f"the judge {self.name} gives a text no finite likelihood", "Choose another.")
         return Judged(nll, np.array([len(row) - 1.0 for row in rows]), features)

@@ -17,7 +17,7 @@ Tokens are the run's own, texts are resampled for intervals, and a number at the
 on the line between the two temperatures around it. QUALITY holds against samplers that are made to cheat
 (words at random, bigrams, real phrases over and over); DIVERSITY does not, and is not quality.
 
-N texts, K columns of sums.
+N texts.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields, replace
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import islice, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -40,9 +39,10 @@ from numpy.typing import NDArray
 
 from langevin.data import Corpus
 from langevin.data.tokenizers import encoder
-from langevin.errors import UsageError, WorkError
-from langevin.evaluation.judge import Judge, Judged, frontier_area
-from langevin.evaluation.likelihood import Estimate, bootstrap
+from langevin.environment import environment
+from langevin.errors import UsageError, WorkError, one_line
+from langevin.evaluation.judge import LOGITS_AT_ONCE, Judge, Judged, frontier_area
+from langevin.evaluation.likelihood import bootstrap
 from langevin.evaluation.rows import Row
 from langevin.runs import files
 from langevin.sampling.text import Request, Sampling, Text
@@ -52,16 +52,18 @@ Tokens = NDArray[np.int64]
 Array = NDArray[np.float64]
 
 QUALITY = ("judge_gap", "mauve")
-ABILITY = ("infill_accuracy", "corruption_recovery")
 DIVERSITY = (
     *("unigram_entropy", "distinct_1", "distinct_2", "distinct_3", "distinct_4"),
     *("repetition_2", "repetition_4", "repetition_8", "duplicates", "memorised_20"),
 )
 COSTS = ("ms_per_text", "calls_per_text")
+OF_SETS = ("judge_nll", *QUALITY, *DIVERSITY, *COSTS)  # what sets of texts have beside each other
 REPEATED, MEMORISED, DISTINCT = (2, 4, 8), 20, (1, 2, 3, 4)
 RATIOS = ("judge_nll", *(name for name in DIVERSITY if not name.startswith("distinct")))
+PLAIN = ("mauve", *(f"distinct_{n}" for n in DISTINCT))
 ENTROPY = RATIOS.index("unigram_entropy")
 TEMPERATURES = (0.7, 0.8, 0.9, 1.0)
+AT_ONCE = 256  # texts, or fewer where their logits would be too large
 TIMED = 3  # texts, after one that is not
 SHORT = 0.1  # of the real texts have fewer tokens than the width
 INFILLED, GAPS = 256, (0.1, 0.3, 0.5)  # texts, and the share of each that is taken from its middle
@@ -126,25 +128,16 @@ def measure(
     real text, which stand nowhere in particular; and what else is to be said."""
     wanted.check()
     run.objective.sampler()  # which may refuse
-    judge = Judge.read(wanted.judge, device)
+    judge, encode = Judge.read(wanted.judge, device), encoder(run.tokenizer)
     other = "valid" if split == "test" else "test"
     longest = wanted.sampling.tokens or run.config.context - 1
     real = real_texts(corpus, split, wanted.samples, longest)
     others = real_texts(corpus, other, wanted.samples, longest, fewer=True)
     run.model.to(device)
-    encode = encoder(run.tokenizer)
 
     def read(at: dict[str, Any], texts: list[str], costs: dict[str, float]) -> Texts:
-        seen = 0
-
-        def judged(count: int) -> None:
-            nonlocal seen
-            seen += count
-            told(f"judging {_name(at)}", seen, len(texts))
-
-        return Texts(
-            at, texts, [ids for ids, _ in encode(texts, False)], judge.judged(texts, judged), costs
-        )
+        judged = judge.judged(texts, lambda done: told(f"judging {_name(at)}", done, len(texts)))
+        return Texts(at, texts, [ids for ids, _ in encode(texts, False)], judged, costs)
 
     sets = [read(REAL, real, {})]
     for temperature in wanted.temperatures:
@@ -152,33 +145,28 @@ def measure(
         sets.append(read({"temperature": temperature}, texts, costs))
     ceiling = frontier_area(judge.judged(others).features_ND, sets[0].judged.features_ND)
     rows, details = compared(sets, corpus.tokens("train"), ceiling, resamples)
-    told("filling gaps", 0, len(GAPS))
-    width = details["width"]
-    more, how = infilled(run, sets[0].tokens, width, wanted.sampling, device, told)
-    repaired = recovery(run, sets[0].tokens, width, wanted.sampling, device)
+    whole = [ids[: details["width"]] for ids in sets[0].tokens if len(ids) >= details["width"]]
+    filled, how = infilled(run, whole, wanted.sampling, device, told)
+    repaired, by = recovery(run, whole, wanted.sampling, device)
     details |= {"judge": wanted.judge, "judge_sha256": judge.sha256, "samples": wanted.samples}
-    details |= {"sampling": asdict(wanted.sampling), "infill": how, "recovery": repaired[1]}
-    return [*rows, *more, *repaired[0]], details
+    details |= {"sampling": asdict(wanted.sampling), "infill": how, "recovery": by}
+    return [*rows, *filled, *repaired], details
 
 
 def compared(
     sets: list[Texts], train: NDArray[Any], ceiling: float, resamples: int = 1000
 ) -> tuple[list[Row], dict[str, Any]]:
     """The rows of sets of equally many texts, the real ones first, the others by temperature."""
-    real, *samples = sets
+    real, N = sets[0], len(sets[0].texts)
     width = max(1, int(np.percentile([len(ids) for ids in real.tokens], 100 * SHORT)))
     amount = max(1, sum(map(len, real.tokens)) // 2)
     memorised = in_training(train, [ids for one in sets for ids in one.tokens])
-    N = len(real.texts)
-    sums = [_sums(one, memorised[i * N : (i + 1) * N], width) for i, one in enumerate(sets)]
-    plain = [
-        {
-            "mauve": frontier_area(one.judged.features_ND, real.judged.features_ND) if i else ceiling,
-            **{f"distinct_{n}": distinct(one.tokens, n, amount) for n in DISTINCT},
-        }
-        for i, one in enumerate(sets)
-    ]
-    columns = np.concatenate(sums, 1)
+    columns = np.concatenate(
+        [_sums(one, memorised[i * N : (i + 1) * N], width) for i, one in enumerate(sets)], 1
+    )
+    areas = [frontier_area(one.judged.features_ND, real.judged.features_ND) for one in sets[1:]]
+    different = [[distinct(one.tokens, n, amount) for n in DISTINCT] for one in sets]
+    plain = np.column_stack([[ceiling, *areas], different])
 
     def ratios(totals: Array) -> Array:
         """(..., sets, RATIOS)"""
@@ -191,29 +179,27 @@ def compared(
 
     def every(totals: Array) -> Array:
         found = ratios(totals)
-        parts = [found.reshape(*totals.shape[:-1], -1), found[..., 1:, 0] - found[..., :1, 0]]
-        if pair is not None:
-            low, high = found[..., pair, :], found[..., pair + 1, :]
-            matched = low + _share(found[..., ENTROPY], pair)[..., None] * (high - low)
-            matched[..., 0] -= found[..., 0, 0]
-            parts.append(matched)
-        return np.concatenate(parts, -1)
+        gap = found[..., :1] - found[..., :1, :1]
+        found = matched(np.concatenate([gap, found], -1), found[..., ENTROPY], pair)
+        return found.reshape(*totals.shape[:-1], -1)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a set in which no text is as long as the width
-        found = iter(bootstrap(columns, every, resamples=resamples, seed=0))
-    rows = [_row(name, next(found), own.at, N) for own in sets for name in RATIOS]
-    rows += [_row("judge_gap", next(found), own.at, N) for own in samples]
-    for own, values in zip(sets, plain, strict=True):
-        rows += [Row(name, value, _kind(name), own.at, n=N) for name, value in values.items()]
-        rows += [Row(name, value, "cost", own.at) for name, value in own.costs.items()]
+        estimates = bootstrap(columns, every, resamples=resamples, seed=0)
+    places = [*(one.at for one in sets), *([] if pair is None else [{}])]
+    names = product(places, ("judge_gap", *RATIOS))
+    rows = [
+        Row.of(name, found, _kind(name), N, at)
+        for (at, name), found in zip(names, estimates, strict=True)
+        if (name, at) != ("judge_gap", REAL)
+    ]
+    for at, values in zip(places, matched(plain, entropy, pair), strict=True):
+        rows += [Row(name, float(x), _kind(name), at, n=N) for name, x in zip(PLAIN, values, strict=True)]
+    rows += [Row(name, value, "cost", one.at) for one in sets for name, value in one.costs.items()]
     details: dict[str, Any] = {"width": width, "matched": None, "said": _apart(entropy)}
     if pair is not None:
-        rows += [_row(name, next(found), {}, N) for name in ("judge_gap", *RATIOS[1:])]
-        share, a, b = float(_share(entropy, pair)), plain[pair], plain[pair + 1]
-        rows += [Row(name, a[name] + share * (b[name] - a[name]), _kind(name), n=N) for name in a]
-        cold, warm = (own.at["temperature"] for own in sets[pair : pair + 2])
-        details["matched"] = cold + share * (warm - cold)
+        cold, warm = (one.at["temperature"] for one in sets[pair : pair + 2])
+        details["matched"] = cold + float(_share(entropy, pair)) * (warm - cold)
         details["said"] = (
             f"At the entropy of real text, {entropy[0]:.3f} nats, a temperature of "
             f"{details['matched']:.3f}: on the line from {cold:g} to {warm:g}."
@@ -221,10 +207,13 @@ def compared(
     return [row for row in rows if math.isfinite(row.value)], details
 
 
-def rows_of_sets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of the rows of an evaluation, those that sets of texts have beside each other."""
-    names = ("judge_nll", *QUALITY, *DIVERSITY, *COSTS)
-    return [row for row in rows if row["metric"] in names]
+def matched(values: Array, entropy: Array, pair: int | None) -> Array:
+    """Values (..., sets, K) with those at the entropy of real text, on the line between the pair."""
+    if pair is None:
+        return values
+    low, high = values[..., pair, :], values[..., pair + 1, :]
+    found = low + _share(entropy, pair)[..., None] * (high - low)
+    return np.concatenate([values, found[..., None, :]], -2)
 
 
 def _around(entropy: Array) -> int | None:
@@ -235,10 +224,11 @@ def _around(entropy: Array) -> int | None:
 
 
 def _share(entropy: Array, pair: int) -> Array:
-    """How far from one of the pair to the other the entropy of real text is."""
+    """How far from one of the pair to the other the entropy of real text is; of resamples in which it is
+    outside, no further than once their distance."""
     low, high = entropy[..., pair], entropy[..., pair + 1]
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((entropy[..., 0] - low) / (high - low))
+        return np.clip((entropy[..., 0] - low) / (high - low), -1, 2)
 
 
 def _apart(entropy: Array) -> str:
@@ -251,14 +241,8 @@ def _apart(entropy: Array) -> str:
     )
 
 
-def _row(name: str, estimate: Estimate, at: dict[str, Any], n: int) -> Row:
-    low, high = estimate.low, estimate.high
-    se = None if low is None or high is None else (high - low) / 3.92
-    return Row(name, estimate.value, _kind(name), at, se, n, low, high)
-
-
 def _kind(name: str) -> Any:
-    return "exact" if name in (*QUALITY, *ABILITY) else "diagnostic"
+    return "diagnostic" if name in ("judge_nll", *DIVERSITY) else "exact"
 
 
 def _name(at: dict[str, Any]) -> str:
@@ -338,50 +322,30 @@ def written(
     run: Any, sampling: Sampling, count: int, device: str, told: Told
 ) -> tuple[list[str], dict[str, float]]:
     """Texts of the seeds 0 .. count - 1 from nothing, and what one costs alone. They are kept in the run
-    folder as they come, and not written again for the same weights and settings."""
-    about = {"model": run.model_sha256, "objective": run.config.objective, **asdict(sampling)}
+    folder, and not written again with the same weights, settings, code and device."""
+    about = {"model": run.model_sha256, "objective": run.config.objective, "sampling": asdict(sampling)}
+    about |= {"batch": _at_once(run, device), **environment(device)}
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    place = run.path / "evaluated" / f"samples-{key}.jsonl"
-    known = {text["seed"]: text["text"] for text in _kept(place)}
-    what = _name({"temperature": sampling.temperature})
-    missing = [seed for seed in range(count) if seed not in known]
-
-    def finished(index: int, text: Text) -> None:
-        known[text.seed] = text.text
-        _keep(lambda: files.append_json(place, asdict(text)))
-        told(f"writing {what}", sum(seed in known for seed in range(count)), count)
-
-    told(f"writing {what}", count - len(missing), count)
-    _write(run, sampling, [Request("", seed) for seed in missing], device, _at_once(device), finished)
-    beside = place.with_suffix(".json")
-    costs = files.read_json(beside, {"costs": {str: float}}, "Delete it.", optional=True)
-    if costs is None:
-        costs = {**about, "costs": _timed(run, sampling, device)}
-        _keep(lambda: files.write_json(beside, costs))
-    return [known[seed] for seed in range(count)], costs["costs"]
-
-
-def _at_once(device: str) -> int:
-    return 32 if device == "cpu" else 256
-
-
-def _keep(write: Callable[[], None]) -> None:
-    """Where the folder cannot be written to, a warning says so."""
-    try:
-        write()
-    except WorkError as error:
-        warnings.warn(error.cause, stacklevel=2)
-
-
-def _kept(place: Path) -> Iterable[dict[str, Any]]:
-    """The texts that were written before; a torn line, which a process left that was killed, is not one."""
-    for line in place.read_bytes().split(b"\n") if place.is_file() else ():
+    place = run.path / "evaluated" / f"samples-{key}.json"
+    shape = {"costs": {str: float}, "texts": [str]}
+    known = files.read_json(place, shape, "Delete it.", optional=True)
+    if known is None or len(known["texts"]) < count:
+        what, done = f"writing {_name({'temperature': sampling.temperature})}", iter(range(1, count + 1))
+        told(what, 0, count)
+        requests = [Request("", seed) for seed in range(count)]
+        texts = _write(run, sampling, requests, device, lambda i, text: told(what, next(done), count))
+        known = {**about, "costs": _timed(run, sampling, device), "texts": [text.text for text in texts]}
         try:
-            text = json.loads(line)
-        except ValueError:
-            continue
-        if files.misfit(text, {"seed": int, "text": str}) is None:
-            yield text
+            place.parent.mkdir(exist_ok=True)
+            files.write_json(place, known)
+        except (OSError, WorkError) as error:
+            warnings.warn(f"the texts are not kept: {one_line(error)}", stacklevel=2)
+    return known["texts"][:count], known["costs"]
+
+
+def _at_once(run: Any, device: str) -> int:
+    kind = device.partition(":")[0]
+    return max(1, min(AT_ONCE, LOGITS_AT_ONCE[kind] // (run.config.context * run.model.config.vocab_size)))
 
 
 def _write(
@@ -389,21 +353,20 @@ def _write(
     sampling: Sampling,
     requests: list[Request],
     device: str,
-    batch: int,
     finished: Callable[[int, Text], None] = lambda index, text: None,
 ) -> list[Text]:
     """By the run's sampler; on a GPU in the precision that it was trained with."""
     half = device != "cpu" and run.config.precision == "bf16"
+    known = {"data": run.environment["data"], "context": run.config.context}
     with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=half):
         texts: list[Text] = run.objective.sampler()(
             run.model,
             run.tokenizer,
             requests,
             sampling,
-            data=run.environment["data"],
-            context=run.config.context,
-            batch=batch,
+            batch=_at_once(run, device),
             finished=finished,
+            **known,
         )
     return texts
 
@@ -413,98 +376,88 @@ def _timed(run: Any, sampling: Sampling, device: str) -> dict[str, float]:
     times, calls = [], []
     for seed in range(1 + TIMED):
         begin = time.perf_counter()
-        (text,) = _write(run, sampling, [Request("", seed)], device, 1)
+        (text,) = _write(run, sampling, [Request("", seed)], device)
         times.append(1000 * (time.perf_counter() - begin))
         calls.append(text.calls)
     return {"ms_per_text": statistics.median(times[1:]), "calls_per_text": statistics.mean(calls[1:])}
 
 
 def infilled(
-    run: Any, real: list[Tokens], width: int, sampling: Sampling, device: str, told: Told
+    run: Any, real: list[Tokens], sampling: Sampling, device: str, told: Told
 ) -> tuple[list[Row], str]:
-    """How many tokens of real texts come back when their middle is taken away, always with the likeliest
-    token; and how that was asked. A sampler that fills no gaps sees what is before them alone."""
-    refused = ""
-    if "infill" in {f.name for f in fields(sampling)}:
+    """How many tokens of real texts of one length come back when their middle is taken away, always with
+    the likeliest token; and how that was asked. A sampler that fills no gaps sees what is before them."""
+    said = "only the text before the gap was given"
+    if hasattr(sampling, "infill"):
         try:
-            return _restored(run, real, width, sampling, device, told, True), "both sides were given"
+            return _restored(run, real, sampling, device, told, True), "both sides were given"
         except UsageError as error:
-            refused = f": {error.cause}"
-    rows = _restored(run, real, width, sampling, device, told, False)
-    return rows, f"only the text before the gap was given{refused}"
+            said += f": {error.cause}"
+    return _restored(run, real, sampling, device, told, False), said
 
 
 def _restored(
-    run: Any,
-    real: list[Tokens],
-    width: int,
-    sampling: Sampling,
-    device: str,
-    told: Told,
-    fills: bool,
+    run: Any, real: list[Tokens], sampling: Sampling, device: str, told: Told, fills: bool
 ) -> list[Row]:
-    """Real texts that do not come apart into the same tokens, cut at the gap, are left out."""
-    decode, encode = run.tokenizer.decode, encoder(run.tokenizer)
-    rows, every = [], np.zeros((0, 2))
+    rows: list[Row] = []
+    every: list[Array] = []
     for at, gap in enumerate(GAPS):
         told("filling gaps", at, len(GAPS))
-        tokens = max(1, round(gap * width))
-        first = (width - tokens) // 2
-        asked = []
-        for ids in (ids[:width] for ids in real if len(ids) >= width):
-            before, after = decode(ids[:first]), decode(ids[first + tokens :])
-            again = [found.tolist() for found, _ in encode([before, after], False)]
-            same = again == [ids[:first].tolist(), ids[first + tokens :].tolist()]
-            if (
-                same
-                and before.strip()
-                and after.strip()
-                and before == before.rstrip()
-                and "_" not in before + after
-            ):
-                asked.append((before, after, ids[first : first + tokens]))
-        asked = asked[:INFILLED]
+        asked = list(islice(_cut(run.tokenizer, real, gap), INFILLED))
         if not asked:
             continue
-        own = replace(sampling, temperature=0.0, tokens=tokens)
-        texts = [f"{before}___{after}" if fills else before for before, after, _ in asked]
-        own = replace(own, infill=tuple(texts)) if fills else own  # type: ignore[call-arg]
-        found = _write(run, own, [Request(text) for text in texts], device, _at_once(device))
-        middles = [
-            text.text[len(before) : len(text.text) - len(after) * fills]
-            for text, (before, after, _) in zip(found, asked, strict=True)
+        texts = [f"{before}___{after}" if fills else before for before, _, after in asked]
+        own: dict[str, Any] = {"infill": tuple(texts)} if fills else {}
+        own |= {"temperature": 0.0, "tokens": len(asked[0][1])}
+        found = _write(run, replace(sampling, **own), [Request(text) for text in texts], device)
+        right = [
+            [sum(a == b for a, b in zip(text.ids, true, strict=False)), len(true)]
+            for text, (_, true, _) in zip(found, asked, strict=True)
         ]
-        right = []
-        for (ids, _), (_, _, true) in zip(encode(middles, False), asked, strict=True):
-            shared = min(len(ids), len(true))
-            right.append((int((ids[:shared] == true[:shared]).sum()), len(true)))
-        every = np.concatenate([every, np.array(right, np.float64)])
-        rows.append(_ratio("infill_accuracy", np.array(right, np.float64), {"gap": gap}))
-    return rows + ([_ratio("infill_accuracy", every, {})] if rows else [])
+        every.append(np.array(right, np.float64))
+        rows.append(_ratio("infill_accuracy", every[-1], {"gap": gap}))
+    return [*rows, _ratio("infill_accuracy", np.concatenate(every), {})] if rows else []
+
+
+def _cut(tokenizer: Any, real: list[Tokens], gap: float) -> Iterator[tuple[str, list[int], str]]:
+    """What is before the gap of each text, its tokens, and what is after it. Texts that do not come apart
+    into the same tokens there are left out."""
+    encode = encoder(tokenizer)
+    for ids in real:
+        tokens = max(1, round(gap * len(ids)))
+        first = (len(ids) - tokens) // 2
+        sides = [ids[:first], ids[first + tokens :]]
+        before, after = map(tokenizer.decode, sides)
+        again = [found.tolist() for found, _ in encode([before, after], False)]
+        plain = before.strip() and after.strip() and before == before.rstrip() and "_" not in before + after
+        if plain and again == [side.tolist() for side in sides]:
+            yield before, ids[first : first + tokens].tolist(), after
 
 
 def _ratio(name: str, counts: Array, at: dict[str, Any]) -> Row:
     """Of texts with so many right, of so many."""
     (found,) = bootstrap(counts, lambda sums: sums[..., :1] / sums[..., 1:], resamples=1000, seed=0)
-    return _row(name, found, at, len(counts))
+    return Row.of(name, found, _kind(name), len(counts), at)
 
 
-def recovery(
-    run: Any, real: list[Tokens], width: int, sampling: Sampling, device: str
-) -> tuple[list[Row], str]:
-    """Of real texts in which a tenth of the tokens was replaced by random ones: the share of these that
-    the sampler puts right again. One that never opens what is committed repairs nothing."""
-    draw = np.random.default_rng(0)
-    true = np.stack([ids[:width] for ids in real if len(ids) >= width][:INFILLED])
-    wrong = draw.random(true.shape) < CORRUPTED
+def recovery(run: Any, real: list[Tokens], sampling: Sampling, device: str) -> tuple[list[Row], str]:
+    """Of real texts of one length in which a tenth of the tokens was replaced by random ones: the share of
+    these that the sampler puts right again, always with the likeliest token, and the share of the others
+    that it spoils. One that never opens what is committed does neither."""
+    draw, true = np.random.default_rng(0), np.stack(real[:INFILLED])
     others = draw.choice(np.concatenate(real), true.shape)
-    wrong &= others != true
+    wrong = (draw.random(true.shape) < CORRUPTED) & (others != true)
     canvas = torch.from_numpy(np.where(wrong, others, true)).to(device)
-    repaired = run.objective.repaired(run.model, canvas, sampling)
-    if repaired is None and getattr(sampling, "remask", "none") != "none":
-        return [], "not measured: the sampler opens what is committed, but does not start from a whole text"
-    if repaired is None:
-        return [Row("corruption_recovery", 0.0, "exact")], "what is committed stays: nothing is repaired"
-    right = (repaired.cpu().numpy() == true) & wrong
-    counts = np.stack([right.sum(1), wrong.sum(1)], 1).astype(np.float64)
-    return [_ratio("corruption_recovery", counts, {})], "by the sampler, with remasking"
+    own = replace(sampling, temperature=0.0)
+    parts = [run.objective.repaired(run.model, part, own) for part in canvas.split(64)]
+    names = ("corruption_recovery", "corruption_spoiled")
+    if parts[0] is None and getattr(sampling, "remask", "none") != "none":
+        return [], "not measured: a model of blocks does not see what comes after a token"
+    if parts[0] is None:
+        return [Row(name, 0.0, "exact") for name in names], "what is committed stays: nothing is repaired"
+    right = torch.cat(parts).cpu().numpy() == true
+    rows = []
+    for name, of, found in zip(names, (wrong, ~wrong), (right, ~right), strict=True):
+        counts = np.stack([(found & of).sum(1), of.sum(1)], 1).astype(np.float64)
+        rows.append(_ratio(name, counts, {}))
+    return rows, "what the rest of a text speaks against is written anew"

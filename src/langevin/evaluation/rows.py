@@ -43,5 +43,12 @@ class Row:
     low: float | None = None
     high: float | None = None
 
+    @staticmethod
+    def of(metric: str, found: Any, kind: Kind, n: int, at: dict[str, Any] | None = None) -> "Row":
+        """Of an estimate with an interval, by which the standard error is that of a normal one."""
+        low, high = found.low, found.high
+        se = None if low is None or high is None else (high - low) / 3.92
+        return Row(metric, found.value, kind, at or {}, se, n, low, high)
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

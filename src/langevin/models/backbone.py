@@ -485,9 +485,7 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
         out = self.model(
             **{"input_ids" if inputs_embeds is None else "inputs_embeds": given},
             attention_mask=None if attention_mask is None else real,
-            use_cache=False,
-            return_dict=True,
-            **options,
+            **{**options, "use_cache": False, "return_dict": True},
         )
         logits = self.score(self.dropout(self._pooled(out.last_hidden_state, real)))
         logits = logits.to(wide(logits.dtype))

@@ -27,7 +27,6 @@ B rows, T tokens, L = T - 1 of them predicted (those that `ar` predicts), in M b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -40,10 +39,11 @@ from langevin.errors import UsageError
 from langevin.kernels.view import wide
 from langevin.mixers import parse
 from langevin.models.cost import flops_of
-from langevin.objectives.objective import Batch, Objective, register
+from langevin.objectives.objective import Batch, Objective, generator_of, register
 from langevin.settings import TrainConfig
 
 LEAST_TIME = 1e-3  # in training, where w is unbounded at 0
+TURNS = 8  # in which all tokens of a text are asked for
 
 _VISIBLE = -100  # what cross_entropy leaves out
 
@@ -61,7 +61,7 @@ def fewest_masked(noise_BMN: Tensor, scored_BMN: Tensor, time_BM: Tensor) -> tup
     n_BM = scored_BMN.sum(-1)
     l_BM = torch.minimum((time_BM * n_BM).long() + 1, n_BM)
     rank_BMN = torch.where(scored_BMN, noise_BMN, 2.0).argsort(dim=-1, stable=True).argsort(-1)
-    return (rank_BMN < l_BM[..., None]) & scored_BMN, n_BM / l_BM.clamp_min(1)
+    return rank_BMN < l_BM[..., None], n_BM / l_BM.clamp_min(1)
 
 
 def in_blocks(x_BL: Tensor, block: int | None) -> Tensor:
@@ -239,10 +239,34 @@ class Masked(Objective):
 
         return MaskedSampling
 
-    def sampler(self) -> Callable[..., Any]:
+    def sampler(self) -> partial[Any]:
         from langevin.sampling.masked import generate
 
         return partial(generate, masked_share=self.masked_share, block=self.block)
+
+    @torch.no_grad()
+    def repaired(self, model: Any, tokens_BL: Tensor, sampling: Any) -> Tensor | None:
+        """Of a sampler that remasks. A token is opened where the rest of the text speaks against it,
+
+            p(x_i | rest) < p(x_i | nothing),       rest: without x_i and an eighth of the others
+
+        and what is open is written anew."""
+        if sampling.remask == "none" or self.block is not None:
+            return None
+        from langevin.sampling.masked import rewritten
+
+        batch = self._with_draws({"tokens": F.pad(tokens_BL, (1, 0))}, generator_of(0))
+        turn_BL = batch["noise"].argsort(-1).argsort(-1) % TURNS
+
+        def surprise(masked_BL: Tensor) -> Tensor:
+            ones_BL = torch.ones_like(batch["noise"])
+            return weighted_losses(*self.predicted(model, batch, masked_BL), masked_BL, ones_BL)
+
+        against_BL = -surprise(torch.ones_like(turn_BL, dtype=torch.bool))
+        for turn in range(TURNS):
+            against_BL += surprise(turn_BL == turn)
+        sampler: Any = self.sampler()
+        return rewritten(model, tokens_BL, against_BL > 0, sampling, **sampler.keywords)
 
     def _with_draws(self, batch: Batch, generator: torch.Generator | None) -> Batch:
         """The batch with its random numbers: those that came with it, or new ones."""

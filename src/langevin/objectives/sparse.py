@@ -30,7 +30,6 @@ B rows, L predictions, V vocabulary, K candidates, R = 2K + 1 random numbers of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -45,6 +44,7 @@ from langevin.objectives.masked import Masked, scored
 from langevin.objectives.objective import Batch, Objective, generator_of, register
 from langevin.settings import TrainConfig
 
+ROUNDING = 1e-4
 WRONG = 0.01  # the probability of a candidate that is not the token, in a clean state
 
 
@@ -106,6 +106,8 @@ class Sparse(Masked):
         for key in ("feedback", "gap", "warmup", "curriculum"):
             if not 0 <= getattr(self, key) <= 1:
                 raise UsageError(f"{self.name}({key}={getattr(self, key)}) must be from 0 to 1")
+        if self.state == "soft" and self.k and not self.feedback:
+            raise UsageError(f"{self.name}(feedback=0.0) trains without candidates", "Use masked.")
         least, most = (1, round(1 / WRONG) - 1) if self.state == "full" else (0, None)
         if self.k < least or (most is not None and self.k > most):
             to = "or more" if most is None else f"to {most}"
@@ -142,12 +144,14 @@ class Sparse(Masked):
         return super().weight(t) * (1 if self.state == "soft" else 2)
 
     def draws(self, batch: Batch, rows: int, generator: torch.Generator | None) -> Batch:
-        """Those of `masked`, the same; then a number for each row, or R for each token."""
+        """Those of `masked`, the same; then R numbers for each token, or one for each row and whether it is
+        fed back to: of any so many neighbours a share as near to `feedback` as can be."""
         drawn, length = super().draws(batch, rows, generator), batch["tokens"].shape[1] - 1
         if self.state == "full":
             drawn["slots"] = torch.rand(rows, length, 2 * self.k + 1, generator=generator)
         elif self.k:
             drawn["ahead"] = torch.rand(rows, generator=generator)
+            drawn["fed"] = (torch.arange(1 + rows) * self.feedback + ROUNDING).floor().diff() > 0
         return drawn
 
     def chain_rule(self, model: Any, batch: Batch, at_once: int) -> Tensor:
@@ -171,24 +175,25 @@ class Sparse(Masked):
         return torch.exp2(doublings).clamp_max(self.k)
 
     def _fed_back(self, model: Any, batch: Batch, masked_BL: Tensor) -> Batch:
-        """What a call before predicted. In training so many rows of a part of a batch, evenly spread, have
-        one: a fixed number, for each step to be the same work, which a CUDA graph replays."""
+        """What a call before predicted: in training of the rows that get feedback, or one row more, so that
+        parts of one size are the same work, which a CUDA graph replays."""
         B, earlier_BL = len(masked_BL), masked_BL
-        rows = max(1, round(self.feedback * B)) if model.training else B
+        some, fed = torch.arange(B, device=masked_BL.device), torch.ones_like(masked_BL[:, 0])
         if model.training:
             share_B = self.masked_share(batch["times"]) + self.gap * batch["ahead"]
             earlier_BL = masked_BL | ((batch["noise"] < share_B[:, None]) & scored(batch))
-        some = torch.arange(rows, device=masked_BL.device) * B // rows
+            fed, rows = batch["fed"], math.ceil(self.feedback * B - ROUNDING)
+            some = fed.long().argsort(descending=True, stable=True)[:rows]
+            if "progress" in batch:
+                fed = fed & (batch["progress"] >= self.warmup)
         part: Batch = {name: batch[name][some] for name in ("tokens", "position_ids") if name in batch}
         with torch.no_grad():
             logits, _ = super().predicted(model, part, earlier_BL[some])
             found = likeliest(logits, self.k)
-        if "progress" in batch:
-            late = batch["progress"] >= self.warmup
-            found["probabilities"] = torch.where(late, found["probabilities"], 0.0)
+            found["probabilities"] *= fed[some][:, None, None]
         return {name: x.new_zeros(B, *x.shape[1:]).index_copy(0, some, x) for name, x in found.items()}
 
-    def sampler(self) -> Callable[..., Any]:
+    def sampler(self) -> partial[Any]:
         from langevin.sampling.sparse import FullDenoising, SoftDenoising
 
         if not self.k:

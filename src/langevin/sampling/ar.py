@@ -189,7 +189,7 @@ def _text(
     text = tokenizer.decode(prompt + new, skip_special_tokens=True)
     if why == "stop":
         text = up_to_stop(text, tokenizer.decode(prompt, skip_special_tokens=True), stops)
-    return Text(request.prompt, request.seed, text, len(new), why, calls=len(new))
+    return Text(request.prompt, request.seed, text, len(new), why, len(new), tuple(new))
 
 
 def _eos(model: Any, tokenizer: Any) -> list[int]:

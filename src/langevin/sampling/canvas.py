@@ -72,6 +72,7 @@ def ended(
     tokens: list[int],
     ends: Sequence[int],
     sampling: MaskedSampling,
+    calls: int,
 ) -> Text:
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     why: Ended = "end" if tokens[-1] in ends and canvas.asked[len(tokens) - 1] else "length"
@@ -80,4 +81,5 @@ def ended(
             text, tokenizer.decode(tokens[: canvas.prompt], skip_special_tokens=True), sampling.stop
         )
         text, why = (cut, "stop") if cut != text else (text, why)
-    return Text(request.prompt, request.seed, text, sum(canvas.asked[: len(tokens)]), why)
+    new = tuple(token for token, asked in zip(tokens, canvas.asked, strict=False) if asked)
+    return Text(request.prompt, request.seed, text, len(new), why, calls, new)

@@ -20,7 +20,7 @@ positions that are committed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -29,14 +29,13 @@ from torch import Tensor
 from transformers import StaticCache
 from transformers.generation.streamers import BaseStreamer
 
-from langevin.errors import UsageError
+from langevin.errors import Diverged, UsageError
 from langevin.models.cache import step_back
 from langevin.objectives.masked import two_parts
 from langevin.sampling.ar import WARM, drawn, refuse_too_long, warpers
 from langevin.sampling.canvas import GAP, Canvas, begun, ended
 from langevin.sampling.orders import Order, Remask, certainty, looped, remasking, uniform
-from langevin.sampling.text import Request, Sampling, Text
-from langevin.sampling.trace import Step
+from langevin.sampling.text import Request, Sampling, Step, Text
 from langevin.training.graphs import Replayed
 
 
@@ -77,6 +76,10 @@ class MaskedSampling(Sampling):
             raise UsageError("--remask goes with ancestral steps", "Give --order ancestral.")
         if not 0 <= self.eta <= 1:
             raise UsageError(f"eta={self.eta} must be from 0 to 1")
+        for name, used in (("--threshold", self.order == "threshold"), ("--eta", self.remask != "none")):
+            if not used and getattr(self, name[2:]) != getattr(MaskedSampling, name[2:]):
+                need = "--order threshold" if name == "--threshold" else "--remask"
+                raise UsageError(f"{name} changes nothing without {need}", f"Leave {name} out.")
         for text in self.infill:
             if not GAP.search(text):
                 raise UsageError(
@@ -111,7 +114,7 @@ def generate(
 
     masked_share is m, by which ancestral steps go, block is what a model's blocks hold, and denoising makes
     what writes a batch. watched(index, step) is told how each text begins and every step that changes
-    something in it, as in `langevin.sampling.trace`.
+    something in it.
     """
     sampling.check()
     if batch < 1:
@@ -145,14 +148,36 @@ def generate(
             for row in whole:
                 i = first + row
                 new = writing.ids_BL[row, : end[row]].tolist()
-                text = ended(tokenizer, requests[i], canvases[i], new, ends, sampling)
-                texts[i] = replace(text, calls=writing.calls)
+                texts[i] = ended(tokenizer, requests[i], canvases[i], new, ends, sampling, writing.calls)
                 finished(i, texts[i])
             stepped(rows, int((writing.asked_BL & ~writing.open_BL).sum(-1).max()))
         if streamer is not None:
             streamer.put(torch.tensor([tokenizer(texts[first].text, add_special_tokens=False).input_ids]))
             streamer.end()
     return [texts[i] for i in range(len(requests))]
+
+
+def rewritten(
+    model: Any,
+    tokens_BL: Tensor,
+    open_BL: Tensor,
+    sampling: MaskedSampling,
+    *,
+    masked_share: Callable[[Tensor], Tensor],
+    block: int | None,
+    denoising: Callable[..., Denoising] | None = None,
+) -> Tensor:
+    """Whole texts after what is open of them was written anew."""
+    found_BL, rows = tokens_BL.clone(), open_BL.any(-1).nonzero().flatten().tolist()
+    if not rows:
+        return found_BL
+    ids_BL = torch.where(open_BL, model.config.vocab_size - 1, tokens_BL)
+    canvases = [Canvas(ids_BL[row].tolist(), open_BL[row].tolist()) for row in rows]
+    writing = (denoising or Denoising)(model, canvases, sampling, rows, masked_share, block)
+    while bool(writing.writing_B.any()):
+        writing.step()
+    found_BL[rows] = writing.ids_BL.to(found_BL.dtype)
+    return found_BL
 
 
 def _told(watched: Callable[[int, Step], None], first: int, row: int, step: Step) -> None:
@@ -184,9 +209,9 @@ class Denoising:
     ) -> None:
         self.model, self.sampling, self.share, self.watched = model, sampling, masked_share, watched
         self.mask, self.warpers = model.config.vocab_size - 1, warpers(sampling)
-        self.remasks, self.seeds, device = sampling.remask != "none", seeds, model.device
-        self.lengths = [len(canvas.tokens) for canvas in canvases]
-        L = max(self.lengths)
+        self.remasks, device = sampling.remask != "none", model.device
+        lengths = {len(canvas.tokens) for canvas in canvases}
+        L = max(lengths)
 
         def rows(of: Callable[[Canvas], list[Any]], rest: Any) -> Tensor:
             return torch.tensor([[*of(c), *[rest] * (L - len(c.tokens))] for c in canvases], device=device)
@@ -194,7 +219,7 @@ class Denoising:
         self.ids_BL = rows(lambda canvas: canvas.tokens, self.mask)
         self.asked_BL = rows(lambda canvas: canvas.asked, False)
         self.real_BL = rows(lambda canvas: [True] * len(canvas.tokens), False)
-        self.padded = block is None and len(set(self.lengths)) > 1
+        self.padded = block is None and len(lengths) > 1
         self.seed_B = torch.tensor(seeds, device=device)
         self.place_L = torch.arange(L, device=device)
         self.ends = torch.tensor(ends, dtype=torch.long, device=device)
@@ -248,7 +273,7 @@ class Denoising:
             self._show(changed_B)
         self.taken += 1
         missing_BL = self.open_BL & (self.place_L < self.end_B[:, None])
-        whole_B = self.writing_B & ~missing_BL.any(-1)
+        whole_B = self.writing_B & ~missing_BL.any(-1) & (self.end_B <= here.stop)
         going_B = self.open_BL[:, here].any(-1)
         if self.remasks:
             going_B |= self.taken < self.steps_B
@@ -271,14 +296,18 @@ class Denoising:
     def _go_to(self, first: int) -> None:
         """To the block that begins there, where a text has its share of the steps."""
         self.here, self.taken = slice(first, first + self.block), 0
-        self.first_B = self.open_BL[:, self.here].sum(-1)  # positions open at first
+        self.first_B = self.asked_BL[:, self.here].sum(-1)  # positions to write
         self.steps_B = self.first_B
         if self.sampling.steps:
-            self.steps_B = (self.sampling.steps * self.first_B / self.asked_B).round().long()
+            before_B = self.asked_BL[:, :first].sum(-1)
+            self.steps_B = self._steps_for(before_B + self.first_B) - self._steps_for(before_B)
             if self.sampling.order != "ancestral":
                 self.steps_B = torch.minimum(self.steps_B, self.first_B)
         self.steps_B = self.steps_B.clamp_min(1)
         self.stale_B.copy_(self.writing_B & (self.first_B > 0))
+
+    def _steps_for(self, tokens_B: Tensor) -> Tensor:
+        return (self.sampling.steps * tokens_B / self.asked_B).round().long()
 
     def _predict(self) -> None:
         """Logits of the texts that changed."""
@@ -356,6 +385,8 @@ class Denoising:
         assert self.logits_BLV is not None
         logits_RV = self.logits_BLV[chosen_BN]
         p_RV = logits_RV.softmax(-1, dtype=torch.float64)
+        if bool(p_RV[:, 0].isnan().any()):
+            raise Diverged("the model's predictions are not finite", "Try an earlier checkpoint.")
         for warper in self.warpers:
             logits_RV = warper(None, logits_RV)
         token_R = logits_RV.argmax(-1)

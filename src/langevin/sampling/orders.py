@@ -84,4 +84,5 @@ def remasking(
         w_BN = torch.where(committed_BN, -p_BN, -torch.inf).softmax(-1).nan_to_num()
         sigma = torch.minimum(sigma * count_B1 * w_BN, most_B1)
         mean_B1 = sigma.sum(-1, keepdim=True) / count_B1.clamp_min(1)
-    return sigma, (1 - after_B1 - (1 - mean_B1) * (1 - m_B1)) / m_B1.clamp_min(1e-9)
+    commits_B1 = (1 - after_B1 - (1 - mean_B1) * (1 - m_B1)) / m_B1.clamp_min(1e-9)
+    return sigma, torch.where(after_B1 > 0, commits_B1, 1.0)  # whatever is rounded, all at the end

@@ -1,7 +1,7 @@
 """Texts from sparse distribution diffusion: the steps and orders of `masked`, with candidates in the state.
 
 Candidates are only read: tokens are drawn from predictions, and committed, as in `masked`. B texts, L
-positions, K candidates.
+positions, K candidates, R random numbers of a position.
 """
 
 from typing import Any
@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from langevin.objectives.objective import generator_of
 from langevin.objectives.sparse import likeliest, slots
 from langevin.sampling.masked import Denoising
+from langevin.sampling.orders import uniform
+
+FIRST = 1 << 24  # of the counters of candidates: below it are those of commits
 
 
 class SoftDenoising(Denoising):
@@ -45,10 +47,9 @@ class FullDenoising(Denoising):
 
     def inputs(self, some_B: Any) -> dict[str, Tensor]:
         ids_BL, real_BL = self.ids_BL[some_B], self.real_BL[some_B]
-        random_BLR = torch.zeros(*ids_BL.shape, 2 * self.k + 1)
-        for to, row in zip(random_BLR, some_B.nonzero().flatten().tolist(), strict=True):
-            numbers = to[: self.lengths[row]]
-            numbers.copy_(torch.rand(numbers.shape, generator=generator_of(self.seeds[row], self.taken)))
+        R = 2 * self.k + 1
+        number_LR = self.place_L[:, None] * R + torch.arange(R, device=ids_BL.device)
+        random = uniform(self.seed_B[some_B], number_LR.flatten(), FIRST + self.taken)
         open_BL = (ids_BL == self.mask) & real_BL
         level_B = (open_BL.sum(-1) / real_BL.sum(-1)).sqrt()
-        return slots(ids_BL, open_BL, level_B, random_BLR.to(ids_BL.device), self.mask)
+        return slots(ids_BL, open_BL, level_B, random.unflatten(1, (-1, R)), self.mask)

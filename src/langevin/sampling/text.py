@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from langevin.errors import UsageError
 
@@ -34,6 +34,26 @@ class Text:
     ended: Ended
     calls: int = field(default=0, compare=False)
     """Of the network, since the batch it was written in began."""
+    ids: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    """Of the tokens that were written."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a reader wants to know."""
+        return {name: value for name, value in vars(self).items() if name != "ids"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """How far a text has come out of masks: lists with an entry for each of its positions. The first is how
+    it begins; every step that commits something, or opens it again, is one more."""
+
+    tokens: list[int]
+    """The mask's id where a position is open."""
+    confidence: list[float]
+    """The probability that the model gave: to the token where one was committed, 1 where it was given, to
+    the likeliest token where a position is open (0 before the first call)."""
+    committed: list[int | None]
+    """The step that committed the token: 0 where it was given, None where the position is open."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from rich.console import Console, Group
 from rich.live import Live as Screen
 from rich.text import Text
 
-from langevin.sampling.trace import Step, Trace
+from langevin.sampling.text import Step
 
 Decode = Callable[[Sequence[int]], Sequence[str]]
 """What stands at each position, given the ids of all; what it says of open positions is not shown."""
@@ -73,18 +73,14 @@ def pieces(tokenizer: Any) -> Decode:
 class Live:
     """A text in the terminal while it is written; where there is no terminal, the text when it is done.
 
-        with Live(decode, console, total=64) as live:
-            write(..., watched=lambda index, step: live.show(step))
-
-    total is how many steps there will be, where that is known; block is what an open position looks like.
+    with Live(decode, console) as live:
+        write(..., watched=lambda index, step: live.show(step))
     """
 
-    def __init__(
-        self, decode: Decode, console: Console, *, total: int | None = None, block: str = BLOCK
-    ) -> None:
-        self.decode, self.console, self.total, self.block = decode, console, total, block
+    def __init__(self, decode: Decode, console: Console) -> None:
+        self.decode, self.console = decode, console
         self.screen = Screen(console=console, auto_refresh=False, vertical_overflow="crop")
-        self.steps = self.calls = 0
+        self.steps = 0
         self.last: Step | None = None
         self.drawn: Step | None = None
         self.due = 0.0
@@ -104,10 +100,9 @@ class Live:
             text = self._text(self.last, None).plain.removesuffix(END)
             self.console.print(Text(text), soft_wrap=True)
 
-    def show(self, step: Step, calls: int | None = None) -> None:
-        """The next step, of which the first is how the text begins; calls: of the network, so far."""
+    def show(self, step: Step) -> None:
+        """The next step, of which the first is how the text begins."""
         self.steps += self.last is not None
-        self.calls = self.steps if calls is None else calls
         self.last = step
         if self.console.is_terminal and time.monotonic() >= self.due:
             self._draw(fresh=True)
@@ -122,8 +117,7 @@ class Live:
     def _progress(self, step: Step) -> Text:
         still = sum(one is None for one in step.committed)
         done = BAR if not still else BAR * (len(step.committed) - still) // len(step.committed)
-        steps = f"step {self.steps}" + (f" of {self.total}" if self.total else "")
-        told = f"  {steps} · {self.calls} call{'s' * (self.calls != 1)} · {still} open"
+        told = f"  step {self.steps} · {still} open"
         return Text.assemble(("━" * done, "cyan"), ("━" * (BAR - done), "dim"), told, no_wrap=True)
 
     def _text(self, step: Step, before: Step | None) -> Text:
@@ -131,7 +125,7 @@ class Live:
         text = Text(overflow="fold")
         for at, one in enumerate(standing(step, self.decode)):
             if one is None:
-                text.append(self.block, "dim")
+                text.append(BLOCK, "dim")
             else:
                 word, committed = plain(one[0]), one[1]
                 fresh = before is not None and before.committed[at : at + 1] != [committed]
@@ -152,15 +146,15 @@ def standing(step: Step, decode: Decode) -> list[tuple[str, int] | None]:
     return [None if committed is None else (word, committed) for word, committed in written]
 
 
-def changes(trace: Trace, decode: Decode, words: dict[str, int]) -> Iterator[list[int]]:
+def changes(steps: Sequence[Step], decode: Decode, words: dict[str, int]) -> Iterator[list[int]]:
     """For each step, (position, word, confidence in percent) of every position that the step changed, one
     after another; an open position has the word -1. New words join the list, at the next number.
 
     The last step says how long the text is; what stood after its end for a while is left out.
     """
-    length = len(trace.steps[-1].tokens)
+    length = len(steps[-1].tokens)
     before: list[tuple[str, int] | None] = [None] * length
-    for step in trace.steps:
+    for step in steps:
         now = (standing(step, decode) + [None] * length)[:length]
         changed: list[int] = []
         for at, (old, new) in enumerate(zip(before, now, strict=True)):
@@ -172,15 +166,15 @@ def changes(trace: Trace, decode: Decode, words: dict[str, int]) -> Iterator[lis
         before = now
 
 
-def player(traces: Sequence[Trace], decode: Decode, title: str, facts: Mapping[str, Any]) -> str:
-    """One file of HTML that plays how texts were written. facts: what a reader should know, by name."""
+def player(traces: Sequence[Sequence[Step]], decode: Decode, title: str, facts: Mapping[str, Any]) -> str:
+    """One file of HTML that plays how texts were written, by the steps of each. facts: what a reader should
+    know, by name."""
     words: dict[str, int] = {}
     samples = [
-        {"length": len(trace.steps[-1].tokens), "steps": list(changes(trace, decode, words))}
-        for trace in traces
+        {"length": len(trace[-1].tokens), "steps": list(changes(trace, decode, words))} for trace in traces
     ]
     packed = zlib.compress(json.dumps([list(words), samples]).encode(), 9)
-    finals = [[one for one in standing(trace.steps[-1], decode) if one is not None] for trace in traces]
+    finals = [[one for one in standing(trace[-1], decode) if one is not None] for trace in traces]
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )

@@ -185,6 +185,8 @@ class Plan:
         put("primary", self.primary or task.primary)
         if self.judge and not task.judged:
             raise UsageError(f"the task {task.name} has no texts to judge", "Leave --judge out.")
+        if not self.judge and (self.sampling or self.temperatures != TEMPERATURES):
+            raise UsageError("no texts are written, and there is nothing to sample", "Give --judge.")
         usual = task.reported or tuple(m.name for m in task.metrics if m.better != "neither")
         usual += task.judged if self.judge else ()
         put("metrics", tuple(dict.fromkeys((self.primary, *(self.metrics or usual)))))
@@ -498,9 +500,9 @@ def settings_in(parts: Iterable[str], what: str, known: Collection[str]) -> dict
 
 
 def sampler_settings() -> list[str]:
-    """What any objective's sampler can be told."""
-    kinds: list[Any] = list(OBJECTIVES.values())
-    return sorted({f.name for kind in kinds for f in fields(kind.sampling())})
+    """What any objective's sampler can be told, but for its temperature, which is swept."""
+    own = [f for kind in OBJECTIVES.values() for f in fields(kind.sampling())]  # type: ignore[attr-defined]
+    return sorted({f.name for f in own if not isinstance(f.default, tuple) and f.name != "temperature"})
 
 
 def split_at_commas(text: str) -> list[str]:

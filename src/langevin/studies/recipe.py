@@ -5,7 +5,7 @@ known. Names in braces, as in "fixed=heat(t={t})", are filled with the `values` 
 serves every depth.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -119,26 +119,9 @@ class Recipe:
             )
             for part in chosen.parts
         )
-        return Plan(
-            parts,
-            seeds or chosen.seeds,
-            title=self.title,
-            metrics=self.metrics,
-            primary=self.primary,
-            along=self.along,
-            margin=self.margin,
-            tune=self.tune,
-            trials=self.trials,
-            equal_flops=self.equal_flops,
-            trial_tokens=chosen.trial_tokens,
-            test_tokens=chosen.test_tokens,
-            judge=self.judge,
-            samples=chosen.samples,
-            temperatures=self.temperatures,
-            sampling=self.sampling,
-            claims=tuple(claim for part in chosen.parts for claim in self._claims(part, chosen)),
-            notes=self.differs,
-        )
+        own = {"parts": parts, "seeds": seeds or chosen.seeds, "notes": self.differs}
+        own["claims"] = tuple(claim for part in chosen.parts for claim in self._claims(part, chosen))
+        return Plan(**{**_of_plans(self), **_of_plans(chosen), **own})
 
     def _claims(self, part: Part, chosen: Scale) -> list[Claim]:
         """The claims of a part; one about a trend belongs to the last, where there are several."""
@@ -150,6 +133,11 @@ class Recipe:
             found.append(replace(claim, part="" if claim.at == "trend" else part.name, **words))
         names = {plan.Arm.read(part.filled(arm)).name for arm in part.arms or chosen.arms or self.arms}
         return [claim for claim in found if claim.arm in (*names, "*")]
+
+
+def _of_plans(part: Recipe | Scale) -> dict[str, Any]:
+    """What stands in a plan under the same name."""
+    return {f.name: getattr(part, f.name) for f in fields(Plan) if hasattr(part, f.name)}
 
 
 def names() -> list[str]:

@@ -15,6 +15,7 @@ from langevin.settings import TrainConfig
 from langevin.studies.plan import Arm, Part, Plan
 from langevin.studies.words import TOLERANCE
 from langevin.studies.work import sizes
+from langevin.tasks import TASKS
 from langevin.training.fitting import units
 from langevin.training.start import resolved
 
@@ -65,15 +66,19 @@ def equal_in_flops(plan: Plan, found: Sizes) -> Plan:
     """The plan with arms that train on as many tokens as the first arm's FLOPs pay for."""
     parts = []
     for part in plan.parts:
-        config, arms = part.config, part.read_arms
-        tokens = config.tokens or plan.task.tokens_a_step(config) * (config.steps or 0)
-        flops = [found[part.name, arm.name][1].value for arm in arms]
-        paid = [
-            arm if a_token == flops[0] else arm.with_(tokens=round(tokens * flops[0] / a_token), steps=None)
-            for arm, a_token in zip(arms, flops, strict=True)
-        ]
-        parts.append(replace(part, arms=tuple(arm.text for arm in paid)))
+        first, *others = part.read_arms
+        total = _budget(plan.config(part, first, 0)) * found[part.name, first.name][1].value
+        arms = [first]
+        for arm in others:
+            tokens = round(total / found[part.name, arm.name][1].value)
+            same = tokens == _budget(plan.config(part, arm, 0))
+            arms.append(arm if same else arm.with_(tokens=tokens, steps=None))
+        parts.append(replace(part, arms=tuple(arm.text for arm in arms)))
     return replace(plan, parts=tuple(parts))
+
+
+def _budget(config: TrainConfig) -> int:
+    return config.tokens or TASKS.parse(config.task).tokens_a_step(config) * (config.steps or 0)
 
 
 def _parameters(config: TrainConfig, data: Any) -> int:
@@ -157,9 +162,7 @@ def spelled_out(
 def _worth_compiling(plan: Plan, part: Part, found: Sizes, data: Any) -> Literal["on", "loss", "off"]:
     """Models, where all runs together are long enough to gain what it costs (arms compile side by side);
     else the loss, where that is much of the work."""
-    config = part.config
-    tokens = config.tokens or config.batch * config.context * (config.steps or 0)
     flops = sum(found[part.name, arm.name][1].value for arm in part.read_arms)
-    if flops * tokens * len(plan.seeds) > WORTH:
+    if flops * _budget(part.config) * len(plan.seeds) > WORTH:
         return "on"
     return "loss" if getattr(data, "vocab_size", 0) >= LARGE else "off"

@@ -57,7 +57,9 @@ def run(
         rows += [replace(Row(**row), at={"step": point.step}) for row in then["rows"] if not row["at"]]
     examples = tuple(details.pop("examples", ()))
     record = replace(record, status="done", rows=tuple(rows), examples=examples, details=details)
-    return {**asdict(record), "said": f"validation loss {record.best.loss:.4f}" if record.best else ""}
+    least = "≤ " if found.objective.likelihood == "bound" else ""
+    said = f"validation loss {least}{record.best.loss:.4f}" if record.best else ""
+    return {**asdict(record), "said": said}
 
 
 def try_rate(config: TrainConfig, folder: Path, threads: int) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class LanguageModelling(Task):
         Metric("mauve", "MAUVE", "", "higher"),
         Metric("infill_accuracy", "tokens restored in gaps", "fraction", "higher"),
         Metric("corruption_recovery", "wrong tokens repaired", "fraction", "higher"),
+        Metric("corruption_spoiled", "right tokens spoiled by it", "fraction", "lower"),
         Metric("judge_nll", "judge loss", "nats/token", "neither"),
         Metric("unigram_entropy", "unigram entropy of a text", "nats", "neither"),
         *(Metric(f"distinct_{n}", f"distinct-{n}", "fraction", "neither") for n in (1, 2, 3, 4)),
@@ -209,7 +210,7 @@ def _exact(
         *((name, getattr(calibrated, name), "diagnostic") for name in _CALIBRATION),
         ("scaled_ece", rescaled.ece, "diagnostic"),
     ]
-    rows = [_row(name, e, kind, len(plain)) for name, e, kind in estimates if e is not None]
+    rows = [Row.of(name, e, kind, len(plain)) for name, e, kind in estimates if e is not None]
     rows.append(Row("temperature", fit.value, "diagnostic"))
     rows.append(Row("ece_floor", calibrated.ece_floor.mean, "diagnostic"))
     return rows, {
@@ -239,7 +240,7 @@ def _bound(
     found = bounds.bounded(objective, model, windows, masks=masks, device=device)
     whole = summary(found, **sizes)
     estimates = [(name, getattr(whole, name)) for name in _LIKELIHOOD]
-    rows = [_row(name, e, "bound", len(found)) for name, e in estimates if e is not None]
+    rows = [Row.of(name, e, "bound", len(found)) for name, e in estimates if e is not None]
     masked = {"a window": masks, "standard error by them alone": found.masks_se}
     more: dict[str, Any] = {"tokens": len(found), "likelihood": asdict(whole), "masks": masked}
     if left_to_right:
@@ -247,7 +248,7 @@ def _bound(
             objective, model, windows, rows=left_to_right, at_once=batch, device=device
         )
         exact = summary(written, resamples=sizes["resamples"]).nll
-        rows.append(_row("left_to_right_nll", exact, "exact", len(written)))
+        rows.append(Row.of("left_to_right_nll", exact, "exact", len(written)))
         same = float(found.nll[: len(written)].mean())
         more["left to right"] = {"tokens": len(written), **asdict(exact), "bound of the same": same}
     return rows, more
@@ -258,12 +259,6 @@ _LIKELIHOOD = (
     "entropy",
 )
 _CALIBRATION = ("ece", "adaptive_ece", "brier", "top1_brier")
-
-
-def _row(name: str, estimate: Any, kind: Any, n: int) -> Row:
-    low, high = estimate.low, estimate.high
-    se = None if low is None or high is None else (high - low) / 3.92  # of a normal 95 % interval
-    return Row(name, estimate.value, kind, se=se, n=n, low=low, high=high)
 
 
 def _attention(model: Any, windows: Any) -> list[dict[str, Any]]:

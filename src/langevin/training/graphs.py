@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 
@@ -12,9 +13,10 @@ from langevin.errors import one_line
 class Replayed:
     """Called, it does its work: plainly at first, then recorded once for each shape and replayed.
 
-    What the work reads and writes must stay in its place. Work that needs the host on its way cannot be
-    recorded, and goes on plainly with a warning. Work in the `pool` of another graph shares its memory, and
-    must never run at the same time.
+    The work is a method of its owner, which is not held: a graph's memory is free as soon as its owner is
+    gone. What the work reads and writes must stay in its place. Work that needs the host on its way cannot
+    be recorded, and goes on plainly with a warning. Work in the `pool` of another graph shares its memory,
+    and must never run at the same time.
     """
 
     def __init__(
@@ -27,8 +29,8 @@ class Replayed:
         clear: Callable[[], None] = lambda: None,
         pool: Any = None,
     ) -> None:
-        self.work, self.stream, self.what, self.clear, self.pool = work, stream, what, clear, pool
-        self.after = after
+        self.method, self.stream, self.what, self.clear = WeakMethod(work), stream, what, clear
+        self.pool, self.after = pool, after
         self.left: dict[Any, int] = {}  # plain calls to go, by shape
         self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
 
@@ -36,6 +38,11 @@ class Replayed:
     def graph(self) -> torch.cuda.CUDAGraph | None:
         """That of the first shape."""
         return next(iter(self.graphs.values()), None)
+
+    def work(self) -> None:
+        method = self.method()
+        assert method is not None
+        method()
 
     def __call__(self, shape: Any = None) -> None:
         if shape in self.graphs:
