@@ -144,7 +144,7 @@ class Export:
     limit: int | None = None
     """So many of them, drawn."""
     data: str | None = None
-    """Where the data are now, if they were moved."""
+    """Where the data are now, if they were moved: they must be the same."""
     checkpoint: str = "best"
     """best: the model with the lowest validation loss; last; or the number of a step that was kept."""
     json: Path | None = None

@@ -25,9 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from langevin.data.examples import around, reading
 from langevin.errors import UsageError, WorkError, one_line
 from langevin.evaluation.classes import classifier
 from langevin.export.runtime import INPUTS, LABELS, MARK, TOKENIZER, OnnxClassifier, checksum
+from langevin.runs.folder import check_data
 from langevin.tasks.classify import some_rows
 
 FILES = {"onnx": "model.onnx", "onnx int8": "model-int8.onnx"}
@@ -167,6 +169,7 @@ def export(
     except ImportError as error:
         raise UsageError(f"{error.name} is not installed", "Run pip install 'langevin[edge]'.") from None
     data = run.task.prepare(run.config)
+    check_data(run.path, data.manifest, run.config.data)
     rows = some_rows(data, split, limit)
     texts, labels = np.array(data.texts(split), object)[rows].tolist(), data.labels(split)[rows]
     progress("exporting")
@@ -176,7 +179,7 @@ def export(
         graphs["onnx int8"] = quantised(graphs["onnx"])
     classify, names = classifier(run, "cpu", 64)
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-        mark = _write_texts(run, data, names, Path(folder))
+        mark = _write_texts(run, names, Path(folder))
         for name, graph in graphs.items():
             graph.metadata_props.add(key=MARK, value=mark)
             onnx.save(graph, Path(folder) / FILES[name])
@@ -209,13 +212,13 @@ def export(
     return measured
 
 
-def _write_texts(run: Any, data: Any, names: list[str], folder: Path) -> str:
+def _write_texts(run: Any, names: list[str], folder: Path) -> str:
     """tokenizer.json and labels.json; the checksum of the latter."""
-    tokenizer = data.tokenizer
+    tokenizer = reading(run.tokenizer, run.config.context)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.backend_tokenizer.save(str(folder / TOKENIZER), pretty=False)
-    before, behind = data.around
+    before, behind = around(tokenizer)
     told = {
         "labels": names,
         "context": run.config.context,
