@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import random
 import shutil
 import subprocess
 import sys
@@ -17,59 +16,14 @@ import onnxruntime
 import pytest
 import torch
 
-import langevin
 from langevin import cli
 from langevin.errors import UsageError, WorkError
 from langevin.export import to_onnx
 from langevin.export.runtime import OnnxClassifier
 from langevin.models.backbone import LangevinForSequenceClassification
 from langevin.models.config import LangevinConfig
-from langevin.settings import TrainConfig
 
-WORDS = {
-    "good": ["fine", "warm", "bright"],
-    "bad": ["dull", "cold", "grey"],
-    "odd": ["blue", "square", "wet"],
-}
 TEXTS = ["fine", "cold and grey film\n\tof 1999!", "😀 <|endoftext|> naïve", "", "square " * 200]
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path, draw = tmp_path_factory.mktemp("data") / "films.csv", random.Random(0)
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(["review", "stars"])
-        for i in range(300):
-            label = draw.choice(list(WORDS))
-            others = [draw.choice(["a", "film", "of", "it"]) for _ in range(draw.randrange(30))]
-            rows.writerow([f"{i} {' '.join(others)} {draw.choice(WORDS[label])}", label])
-    return path
-
-
-@pytest.fixture(scope="module")
-def run(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    config = TrainConfig(
-        task="classify(text_column='review', label_column='stars')",
-        data=str(table),
-        tokenizer="words",
-        mixer="neighbor(kind='content', hops='dilated')",
-        layers=1,
-        width=64,
-        heads=2,
-        context=64,
-        batch=16,
-        epochs=6,
-        lr=1e-2,
-        device="cpu",
-    )
-    return langevin.train(config, tmp_path_factory.mktemp("runs") / "run", quiet=True)[0]
-
-
-@pytest.fixture(scope="module")
-def exported(run: Any) -> tuple[Path, list[dict[str, Any]]]:
-    out = run.path / "export"
-    return out, to_onnx.export(run, out, int8=True)
 
 
 def told(capsys: pytest.CaptureFixture[str], model: Path, *texts: str) -> list[dict[str, Any]]:
@@ -164,7 +118,7 @@ def test_a_file_that_says_something_else_is_not_kept(
 ) -> None:
     model = onnx.load(exported[0] / "model.onnx")
     (head,) = (w for w in model.graph.initializer if w.name.endswith("score.bias"))
-    other = onnx.numpy_helper.to_array(head) + np.array([1, 0, 0], np.float32)
+    other = onnx.numpy_helper.to_array(head) + np.array([100, 0, 0], np.float32)
     head.CopyFrom(onnx.numpy_helper.from_array(other, head.name))
     del model.metadata_props[:]
     monkeypatch.setattr(to_onnx, "graph_of", lambda model_: model)
