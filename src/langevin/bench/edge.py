@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo
 from torch._subclasses import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -58,8 +59,8 @@ class Arm:
         self.optimizer = torch.optim.AdamW(self.trained.parameters(), lr=1e-5)
         self.parameters = parameter_count(self.trained)
         if compiled:
-            self.trained.compile()
-            self.running.compile()
+            self.trained.compile(dynamic=False)
+            self.running.compile(dynamic=False)
 
     def _texts(self, batch: int, length: int) -> torch.Tensor:
         some = np.random.default_rng(0).integers(self.trained.config.vocab_size, size=(batch, length))
@@ -70,7 +71,7 @@ class Arm:
         texts, labels = self._texts(batch, length), torch.zeros(batch, dtype=torch.long, device=self.device)
 
         def run() -> None:
-            with torch.autocast(self.device, self.dtype, enabled=self.dtype != torch.float32):
+            with torch.autocast(texts.device.type, self.dtype, enabled=self.dtype != torch.float32):
                 loss = self.trained(input_ids=texts, labels=labels).loss
             loss.backward()
             self.optimizer.step()
@@ -117,6 +118,7 @@ class Arm:
         return int(counted.get_total_flops())
 
 
+@torch._dynamo.config.patch(recompile_limit=64)  # a graph for each length and batch
 def bench_edge(
     specs: list[str],
     config: TrainConfig,
@@ -238,6 +240,7 @@ def _largest(arm: Arm, part: str, batch: int, length: int) -> tuple[Callable[[],
         call()
         return call, batch, held + peak_memory(call, arm.device)
     except torch.OutOfMemoryError:
+        arm.optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
         return None
 
