@@ -10,6 +10,7 @@ import pytest
 
 from langevin import cli
 from langevin.cli.main import COMMANDS
+from langevin.cli.main import command as known_command
 from langevin.cli.runs import GROUPS
 from langevin.runs import train
 from training.small_run import small
@@ -86,7 +87,7 @@ FORMS = {
 
 
 def flags_of(name: str) -> list[str]:
-    own = [f.name for f in dataclasses.fields(COMMANDS[name])]  # type: ignore[arg-type]
+    own = [f.name for f in dataclasses.fields(known_command(name))]
     if name in ("train", "compare"):
         own = [n for n in own if n not in GROUPS] + [
             f.name for g in GROUPS.values() for f in dataclasses.fields(g)

@@ -9,35 +9,38 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
 from contextlib import redirect_stderr
+from importlib import import_module
 from typing import Any
 
 import tyro
 
 from langevin import __version__
-from langevin.cli.mixers import Bench, Check, Convert, Doctor, ListNames
-from langevin.cli.predict import Predict
-from langevin.cli.runs import Data, Evaluate, Generate, Plot, Train
-from langevin.cli.studies import Compare, Report, Reproduce
 from langevin.errors import UsageError, WorkError, one_line, unknown
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "list": ListNames,
-    "check": Check,
-    "bench": Bench,
-    "convert": Convert,
-    "data": Data,
-    "train": Train,
-    "evaluate": Evaluate,
-    "generate": Generate,
-    "predict": Predict,
-    "plot": Plot,
-    "compare": Compare,
-    "report": Report,
-    "reproduce": Reproduce,
-    "doctor": Doctor,
+# Where each command is; only that which is run is imported.
+COMMANDS = {
+    "list": "mixers.ListNames",
+    "check": "mixers.Check",
+    "bench": "mixers.Bench",
+    "convert": "mixers.Convert",
+    "data": "runs.Data",
+    "train": "runs.Train",
+    "evaluate": "runs.Evaluate",
+    "generate": "runs.Generate",
+    "predict": "predict.Predict",
+    "export": "predict.Export",
+    "plot": "runs.Plot",
+    "compare": "studies.Compare",
+    "report": "studies.Report",
+    "reproduce": "studies.Reproduce",
+    "doctor": "mixers.Doctor",
 }
+
+
+def command(name: str) -> Any:
+    module, kind = COMMANDS[name].split(".")
+    return getattr(import_module(f"langevin.cli.{module}"), kind)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,13 +86,14 @@ def _parse(arguments: list[str]) -> Any:
 
         about = "Train, check and fairly compare how tokens mix and how text is generated. "
         about += "Any command takes --debug, for a traceback."
-        return subcommand_cli_from_dict(COMMANDS, prog="langevin", description=about, args=["--help"])
+        every = {name: command(name) for name in COMMANDS}
+        return subcommand_cli_from_dict(every, prog="langevin", description=about, args=["--help"])
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     given = arguments[1:]
-    command: Any = COMMANDS[name]
-    default = command.started(given) if hasattr(command, "started") else tyro.MISSING_NONPROP
-    kind = type(default) if hasattr(command, "started") else command
+    meant = command(name)
+    default = meant.started(given) if hasattr(meant, "started") else tyro.MISSING_NONPROP
+    kind = type(default) if hasattr(meant, "started") else meant
     said = io.StringIO()
     try:
         with redirect_stderr(said):

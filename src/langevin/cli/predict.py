@@ -1,7 +1,8 @@
-"""The command predict: the class of a text, or of every row of a table.
+"""The commands about classifiers: predict (the class of a text, or of every row of a table) and export.
 
-Rows are written as they are done, into a file beside the one asked for that is named by the model, the
-table and its column: the same command goes on behind the last whole row of it.
+What runs an exported file imports neither torch nor what needs it. Rows are written as they are done, into
+a file beside the one asked for that is named by the model, the table and its column: the same command goes
+on behind the last whole row of it.
 """
 
 import csv
@@ -12,15 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any, Literal
 
 import tyro
 
-from langevin.cli.tables import check_folder, console_for, table_of
+from langevin.cli.tables import check_folder, console_for, table_of, write_numbers
 from langevin.errors import UsageError, WorkError
 from langevin.settings import check_count
 
 AT_ONCE = 1024  # rows that are read, sorted by length, and written
-Classify = Callable[[list[str]], Sequence[Sequence[float]]]  # texts to the probabilities of classes
+Classify = Callable[[list[str]], Any]  # texts to the probabilities of classes
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,12 @@ class Predict:
     Example: langevin predict runs/x --text "I would see it again."
 
     Example: langevin predict runs/x --file in.csv --text-column review --out out.csv
+
+    Example: langevin predict runs/x/export/model-int8.onnx --text "I would see it again."
     """
 
-    run_folder: tyro.conf.Positional[Path]
-    """A run folder."""
+    model: tyro.conf.Positional[Path]
+    """A run folder, or a file made by langevin export."""
     text: tuple[str, ...] = ()
     """One or more texts."""
     file: Path | None = None
@@ -59,22 +63,31 @@ class Predict:
         check_folder(self.out)
         if self.file is not None and not self.file.is_file():
             raise UsageError(f"no such file: {self.file}", "Check the path.")
-        from langevin.environment import pick_device
-        from langevin.evaluation.classes import classifier
-        from langevin.runs import load
-
-        run = load(self.run_folder, checkpoint=self.checkpoint)
-        if run.task.used_by != "predict":
-            raise UsageError(
-                f"{self.run_folder} is a run of the task {run.task.name}, which has no classes",
-                f"Use langevin {run.task.used_by}.",
-            )
-        classify, names = classifier(run, pick_device(self.device), self.batch)
+        classify, names, column, digest = self._opened()
         if self.file is None or self.out is None:
             self._print(names, classify(list(self.text)))
             return 0
-        column = self.text_column or getattr(run.task, "text_column", None)
-        return predict_file(self.file, column, self.out, classify, names, run.model_sha256)
+        return predict_file(self.file, self.text_column or column, self.out, classify, names, digest)
+
+    def _opened(self) -> tuple[Classify, list[str], str | None, str]:
+        """What classifies texts, the names of the classes, the usual column of texts, and a hash."""
+        if self.model.suffix == ".onnx":
+            if not self.model.is_file():
+                raise UsageError(f"no such file: {self.model}", "Check the path.")
+            if (self.checkpoint, self.device) != ("best", "auto"):
+                raise UsageError("an exported file has no --checkpoint or --device", "Leave them out.")
+            from langevin.export.runtime import OnnxClassifier
+
+            exported = OnnxClassifier(self.model, batch=self.batch)
+            with open(self.model, "rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            return exported, exported.names, exported.text_column, digest
+        from langevin.environment import pick_device
+        from langevin.evaluation.classes import classifier
+
+        run = opened(self.model, self.checkpoint)
+        classify, names = classifier(run, pick_device(self.device), self.batch)
+        return classify, names, getattr(run.task, "text_column", None), run.model_sha256
 
     def _print(self, names: list[str], found: Sequence[Sequence[float]]) -> None:
         rows = [dict(zip(names, map(float, shares), strict=True)) for shares in found]
@@ -93,6 +106,87 @@ class Predict:
             shown = " ".join(text.split())
             table.add_row(escape(shown[:60]), escape(name), f"{shares[name]:.1%}", escape(then))
         console_for().print(table)
+
+
+def opened(folder: Path, checkpoint: str, data: str | None = None) -> Any:
+    """A run of a task that has classes."""
+    from langevin.runs import load
+
+    run = load(folder, checkpoint=checkpoint, data=data)
+    if run.task.used_by != "predict":
+        raise UsageError(
+            f"{folder} is a run of the task {run.task.name}, which has no classes",
+            f"Use langevin {run.task.used_by}.",
+        )
+    return run
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a trained classifier as a file that runs without torch, with its tokenizer and labels.
+
+    The file is kept after it has said of the texts of a split what PyTorch says. Told are its size, its
+    time for one text of 128 tokens on one thread, the peak memory of a process that runs it, and what
+    becomes of the accuracy.
+
+    Example: langevin export runs/x --int8
+    """
+
+    run_folder: tyro.conf.Positional[Path]
+    """A run folder."""
+    format: Literal["onnx"] = "onnx"
+    int8: bool = False
+    """Also write a file with weights of 8 bits: a quarter of the size."""
+    out: Path | None = None
+    """The folder to write; default: export/ in the run folder."""
+    split: Literal["valid", "test"] = "valid"
+    """The texts on which the files are compared with PyTorch."""
+    limit: int | None = None
+    """So many of them, drawn."""
+    data: str | None = None
+    """Where the data are now, if they were moved: they must be the same."""
+    checkpoint: str = "best"
+    """best: the model with the lowest validation loss; last; or the number of a step that was kept."""
+    json: Path | None = None
+    """Also write every number to this file."""
+
+    def __call__(self) -> int:
+        if self.limit is not None:
+            check_count("limit", self.limit)
+        out = self.run_folder / "export" if self.out is None else self.out
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UsageError(f"{out} is not empty", "Choose another --out, or empty it.")
+        run = opened(self.run_folder, self.checkpoint, self.data)
+        check_folder(out)
+        check_folder(self.json)
+        from langevin.export.to_onnx import export
+
+        with console_for(stderr=True).status("reading") as status:
+            rows = export(
+                run, out, int8=self.int8, split=self.split, limit=self.limit, progress=status.update
+            )
+        heads = ("MB", "ms, p50", "p90", "peak MB", "accuracy", "change", "same class", "largest Δp")
+        table = table_of(None, "model", *heads)
+        for row in rows:
+            size, peak = row["bytes"], row["peak_mb"]
+            table.add_row(
+                row["model"],
+                "" if size is None else f"{size / 1e6:.2f}",
+                f"{row['ms_p50']:.2f}",
+                f"{row['ms_p90']:.2f}",
+                "" if peak is None else f"{peak:.0f}",
+                f"{row['accuracy']:.2%}",
+                f"{100 * row['accuracy_change']:+.2f}",
+                f"{row['same_label']:.2%}",
+                f"{row['largest_difference']:.1e}",
+            )
+        console_for().print(table)
+        told = f"{rows[0]['texts']:,} texts of {self.split}; one text of up to 128 tokens, one thread"
+        console_for().print(told, style="dim")
+        write_numbers({"rows": rows}, self.json)
+        best = "model-int8.onnx" if self.int8 else "model.onnx"
+        print(f'{out}\nNext: langevin predict {out / best} --text "..."')
+        return 0
 
 
 def predict_file(

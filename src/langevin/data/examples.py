@@ -14,6 +14,7 @@ import numpy as np
 
 from langevin.data import order
 from langevin.data.corpus import Corpus
+from langevin.reading import laid_out
 
 LENGTHS = 6  # to which batches are padded; a GPU plans, compiles and records each of them once
 
@@ -169,16 +170,3 @@ def around(tokenizer: Any) -> tuple[list[int], list[int]]:
     whole, bare = (tokenizer("a", add_special_tokens=added).input_ids for added in (True, False))
     before = next(i for i in range(len(whole) + 1) if whole[i : i + len(bare)] == bare)
     return whole[:before], whole[before + len(bare) :]
-
-
-def laid_out(
-    texts: list[np.ndarray], around: tuple[list[int], list[int]], length: int, context: int, pad: int
-) -> dict[str, np.ndarray]:
-    """Tokens of texts between those around them, cut to a context and padded to a length at the right."""
-    before, behind = around
-    ids = np.full((len(texts), length), pad, np.int64)
-    real = np.zeros((len(texts), length), bool)
-    for row, text in enumerate(texts):
-        whole = np.concatenate([before, text[: context - len(before) - len(behind)], behind])
-        ids[row, : len(whole)], real[row, : len(whole)] = whole, True
-    return {"input_ids": ids, "attention_mask": real}

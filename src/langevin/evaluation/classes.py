@@ -18,6 +18,7 @@ from torch import Tensor
 from langevin.evaluation import calibration, likelihood
 from langevin.evaluation.likelihood import Estimate
 from langevin.evaluation.rows import Row
+from langevin.reading import classified
 
 MISTAKES = 10
 
@@ -105,7 +106,7 @@ def surest_mistakes(
 def classifier(run: Any, device: str, batch: int) -> tuple[Any, list[str]]:
     """A function from texts to the probabilities of classes, and the names of these. The texts are read as
     those of training were."""
-    from langevin.data.examples import around, laid_out, reading
+    from langevin.data.examples import around, reading
     from langevin.data.tokenizers import encoder
 
     model, context = run.model.to(device).eval(), run.config.context
@@ -113,17 +114,14 @@ def classifier(run: Any, device: str, batch: int) -> tuple[Any, list[str]]:
     encode, edges = encoder(tokenizer), around(tokenizer)
 
     @torch.no_grad()
+    def probabilities(**rows: NDArray[Any]) -> NDArray[Any]:
+        read = {name: torch.from_numpy(x).to(device) for name, x in rows.items()}
+        found: NDArray[Any] = model(**read).logits.softmax(-1).float().cpu().numpy()
+        return found
+
     def classify(texts: list[str]) -> NDArray[Any]:
         ids = [row for row, _ in encode([text.strip() for text in texts], False)]
-        order = np.argsort([len(row) for row in ids], kind="stable")
-        found = np.empty((len(ids), model.config.num_labels), np.float32)
-        for some in np.array_split(order, range(batch, len(order), batch)):
-            length = min(context, len(ids[some[-1]]) + sum(map(len, edges)))
-            rows = [ids[i] for i in some]
-            arrays = laid_out(rows, edges, max(1, length), context, tokenizer.pad_token_id)
-            read = {name: torch.from_numpy(x).to(device) for name, x in arrays.items()}
-            found[some] = model(**read).logits.softmax(-1).cpu()
-        return found
+        return classified(ids, edges, context, tokenizer.pad_token_id, batch, probabilities)
 
     return classify, [model.config.id2label[i] for i in range(model.config.num_labels)]
 

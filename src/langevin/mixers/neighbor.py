@@ -118,22 +118,25 @@ class NeighborMixer(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Mixed x, and the state after it: the last `hop` inputs of every iteration. x comes after the
         tokens of a state, of which the view shows what may be seen."""
-        x_BLW, kept = self._noised(x_BLW), []
-        h, taps = (x_BLW, None) if self.content is None else self.content.begin(x_BLW)
-        h = only_real(h, view)
+        x_BLW, kept, taps = self._noised(x_BLW), [], None
+        if self.content is None:
+            h = only_real(x_BLW, view)
+        else:
+            h, taps = (only_real(part, view) for part in self.content.begin(x_BLW))
+            h = h.unflatten(-1, (self.heads, -1))
         for i, hop in enumerate(self.config.distances):
-            nothing = h.new_zeros(h.shape[0], hop, self.width)
-            right = None if self.causal else only_shown(torch.cat([h, nothing], 1)[:, hop:], view, -hop)
-            longer = torch.cat([nothing if state is None else state[i], h], 1)
-            kept.append(longer[:, -hop:])
-            left = only_shown(longer[:, : h.shape[1]], view, hop)
+            L, nothing = h.shape[1], h.new_zeros(h.shape[0], hop, *h.shape[2:])
+            before = nothing if state is None else state[i].view_as(nothing)
+            longer = torch.cat([before, h] if self.causal else [before, h, nothing], 1)
+            kept.append(longer[:, L : L + hop].reshape(len(h), hop, self.width))
+            left = only_shown(longer[:, :L], view, hop)
+            right = None if self.causal else only_shown(longer[:, 2 * hop :], view, -hop)
             if taps is None:
-                h = self.steps[0 if self.config.shared else i](h, left, right)
-            else:
-                h = mixed(taps[..., i, :, :], [left, h] if right is None else [left, h, right])
-            h = only_real(h, view)
+                h = only_real(self.steps[0 if self.config.shared else i](h, left, right), view)
+            else:  # at padding it takes nothing
+                h = mixed(taps[:, :, i], [left, h] if right is None else [left, h, right])
         if self.content is not None:
-            h = self.content.end(h, x_BLW)
+            h = self.content.end(h.flatten(-2), x_BLW)
         heads = h.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return self.wrappers(heads).transpose(1, 2).flatten(-2), tuple(kept)
 
@@ -144,26 +147,29 @@ class NeighborMixer(nn.Module):
         return x_BLW + self.config.noise * rms * torch.randn_like(x_BLW)
 
 
-def only_shown(moved_BLW: Tensor, view: View, hop: int) -> Tensor:
-    """What stands `hop` before each token, and zero where the view does not show it."""
-    return moved_BLW if view.plain else torch.where(view.shows(hop)[..., None], moved_BLW, 0.0)
+def only_shown(moved_BL: Tensor, view: View, hop: int) -> Tensor:
+    """What stands `hop` before each token, and zero where the view does not show it: there are zeros
+    beyond the ends and at padding anyway."""
+    if view.free and view.starts_BQ is None:
+        return moved_BL
+    return torch.where(_beside(view.shows(hop), moved_BL), moved_BL, 0.0)
 
 
-def only_real(h_BLW: Tensor, view: View) -> Tensor:
+def only_real(h_BL: Tensor, view: View) -> Tensor:
     """Zero at padding."""
     if view.real_BK is None:
-        return h_BLW
-    return torch.where(view.at_queries(view.real_BK)[..., None], h_BLW, 0.0)
+        return h_BL
+    return torch.where(_beside(view.at_queries(view.real_BK), h_BL), h_BL, 0.0)
 
 
-def mixed(taps_BLHN: Tensor, neighbours: list[Tensor]) -> Tensor:
+def _beside(shown_BL: Tensor, h_BL: Tensor) -> Tensor:
+    return shown_BL.reshape(*shown_BL.shape, *(1 for _ in h_BL.shape[2:]))
+
+
+def mixed(taps_BLHN: Tensor, neighbours_BLHD: list[Tensor]) -> Tensor:
     """Σ_n p_n h_n, with one p for the channels of a head."""
-    H = taps_BLHN.shape[-2]
-    parts = [
-        p[..., None] * h.unflatten(-1, (H, -1))
-        for p, h in zip(taps_BLHN.unbind(-1), neighbours, strict=True)
-    ]
-    return sum(parts[1:], parts[0]).flatten(-2)
+    parts = [p * h for p, h in zip(taps_BLHN.split(1, -1), neighbours_BLHD, strict=True)]
+    return sum(parts[1:], parts[0])
 
 
 class Content(nn.Module):

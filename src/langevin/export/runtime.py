@@ -1,0 +1,106 @@
+"""A classifier in an ONNX file, run by onnxruntime: torch and transformers are not imported.
+
+Beside the file stand tokenizer.json and labels.json, which holds the names of the classes and how a text
+is read. The ONNX file names the checksum of labels.json, and that the one of tokenizer.json: files of two
+exports do not mix.
+
+On small machines memory counts: nothing is imported that is not needed (hashlib takes 4 MB).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langevin.errors import UsageError, one_line
+from langevin.reading import classified
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MARK = "langevin.labels"  # the property of an ONNX file that holds the checksum of labels.json
+LABELS, TOKENIZER = "labels.json", "tokenizer.json"
+INPUTS = ("input_ids", "attention_mask")
+
+
+class OnnxClassifier:
+    """Texts to the calibrated probabilities of classes, on so many threads (0: all cores)."""
+
+    def __init__(self, file: Path, *, batch: int = 64, threads: int = 0) -> None:
+        told = _read(file, LABELS)
+        labels = json.loads(told) if told else {}
+        self.names: list[str] = labels.get("labels", [])
+        self.text_column: str | None = labels.get("text_column")
+        self.session = _session(file, threads)
+        mark = self.session.get_modelmeta().custom_metadata_map.get(MARK)
+        if mark is None:
+            raise UsageError(
+                f"{file} is not a classifier made by langevin", "Give a file made by langevin export."
+            )
+        for name, content, known in ((LABELS, told, mark), (TOKENIZER, _read(file, TOKENIZER), None)):
+            if content is None:
+                raise UsageError(f"{file} has no {name} beside it", "Keep the files of an export together.")
+            if checksum(content) != (known or labels["tokenizer"]):
+                raise UsageError(
+                    f"the {name} beside {file} is of another model", "Keep the files of an export together."
+                )
+        self.tokenizer = _tokenizer(file.parent / TOKENIZER)
+        self.reads: dict[str, Any] = {
+            "around": (labels["before"], labels["behind"]),
+            "context": labels["context"],
+            "pad": labels["pad"],
+            "batch": batch,
+        }
+
+    def __call__(self, texts: Sequence[str]) -> NDArray[Any]:
+        try:
+            found = self.tokenizer.encode_batch_fast(
+                [text.strip() for text in texts], add_special_tokens=False
+            )
+        except Exception as error:  # what the Rust library raises, as for a character that it does not know
+            raise UsageError(f"the tokenizer cannot encode the text: {one_line(error)}") from None
+        return classified([text.ids for text in found], **self.reads, probabilities=self.probabilities)
+
+    def probabilities(self, **rows: NDArray[Any]) -> NDArray[Any]:
+        """(B, C) of padded rows of tokens."""
+        found: NDArray[Any] = self.session.run(None, rows)[0]
+        return found
+
+
+def checksum(content: bytes) -> str:
+    return f"{zlib.crc32(content):08x}"
+
+
+def _read(file: Path, name: str) -> bytes | None:
+    beside = file.parent / name
+    return beside.read_bytes() if beside.is_file() else None
+
+
+def _tokenizer(file: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.encode_special_tokens = True  # what looks like a special token in a text is text
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _session(file: Path, threads: int) -> Any:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise UsageError(
+            "onnxruntime is not installed", "Run pip install onnxruntime, or pip install 'langevin[edge]'."
+        ) from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of a class for each kind of damage
+        raise UsageError(f"{file} cannot be run: {one_line(error)}", "Export it again.") from None

@@ -1,0 +1,210 @@
+"""Exported classifiers: they say what PyTorch says, without it, and other files are refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+import langevin
+from langevin import cli
+from langevin.errors import UsageError, WorkError
+from langevin.export import to_onnx
+from langevin.export.runtime import OnnxClassifier
+from langevin.models.backbone import LangevinForSequenceClassification
+from langevin.models.config import LangevinConfig
+from langevin.settings import TrainConfig
+
+WORDS = {
+    "good": ["fine", "warm", "bright"],
+    "bad": ["dull", "cold", "grey"],
+    "odd": ["blue", "square", "wet"],
+}
+TEXTS = ["fine", "cold and grey film\n\tof 1999!", "😀 <|endoftext|> naïve", "", "square " * 200]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path, draw = tmp_path_factory.mktemp("data") / "films.csv", random.Random(0)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["review", "stars"])
+        for i in range(300):
+            label = draw.choice(list(WORDS))
+            others = [draw.choice(["a", "film", "of", "it"]) for _ in range(draw.randrange(30))]
+            rows.writerow([f"{i} {' '.join(others)} {draw.choice(WORDS[label])}", label])
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    config = TrainConfig(
+        task="classify(text_column='review', label_column='stars')",
+        data=str(table),
+        tokenizer="words",
+        mixer="neighbor(kind='content', hops='dilated')",
+        layers=1,
+        width=64,
+        heads=2,
+        context=64,
+        batch=16,
+        epochs=6,
+        lr=1e-2,
+        device="cpu",
+    )
+    return langevin.train(config, tmp_path_factory.mktemp("runs") / "run", quiet=True)[0]
+
+
+@pytest.fixture(scope="module")
+def exported(run: Any) -> tuple[Path, list[dict[str, Any]]]:
+    out = run.path / "export"
+    return out, to_onnx.export(run, out, int8=True)
+
+
+def told(capsys: pytest.CaptureFixture[str], model: Path, *texts: str) -> list[dict[str, Any]]:
+    assert cli.main(["predict", str(model), "--json", "--text", *texts]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_file_says_what_the_run_says(run: Any, exported: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = (told(capsys, at, *TEXTS) for at in (run.path, exported[0] / "model.onnx"))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["label"] == other["label"]
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
+
+
+def test_what_is_measured_of_the_files(exported: Any) -> None:
+    out, rows = exported
+    torch_, whole, small = rows
+    assert torch_["accuracy"] > 0.9
+    assert whole["largest_difference"] < 1e-5
+    assert small["accuracy"] > torch_["accuracy"] - 0.02
+    assert small["bytes"] == (out / "model-int8.onnx").stat().st_size < 0.5 * whole["bytes"]
+    assert 0 < small["ms_p50"] <= small["ms_p90"]
+    assert 30 < small["peak_mb"] < 90
+    assert {path.name for path in out.iterdir()} == {
+        *("model.onnx", "model-int8.onnx", "tokenizer.json", "labels.json")
+    }
+
+
+def test_weights_of_the_small_file_have_a_byte(exported: Any) -> None:
+    graph = onnx.load(exported[0] / "model-int8.onnx").graph
+    large = [w for w in graph.initializer if np.prod(w.dims) > 1024]
+    assert large
+    assert {w.data_type for w in large} == {onnx.TensorProto.INT8}
+
+
+def test_a_table_is_classified_without_torch(run: Any, exported: Any, table: Path, tmp_path: Path) -> None:
+    code = """
+import sys
+from langevin import cli
+assert cli.main(sys.argv[1:]) == 0
+assert not {"torch", "transformers", "onnx"} & set(sys.modules)
+"""
+    files = []
+    for model in (exported[0] / "model.onnx", run.path):
+        given = ["predict", str(model), "--file", str(table), "--out", str(tmp_path / f"{model.name}.csv")]
+        if model.suffix:
+            subprocess.run([sys.executable, "-c", code, *given], check=True, capture_output=True)
+        else:
+            assert cli.main(given) == 0
+        with open(given[-1], newline="", encoding="utf-8") as file:
+            files.append(list(csv.DictReader(file)))
+    assert [row["label"] for row in files[0]] == [row["label"] for row in files[1]]
+    shares = [[float(row["probability"]) for row in rows] for rows in files]
+    assert shares[0] == pytest.approx(shares[1], abs=1e-5)
+
+
+def test_padding_and_company_change_nothing(exported: Any) -> None:
+    classify = OnnxClassifier(exported[0] / "model.onnx", batch=8)
+    alone = np.concatenate([classify([text]) for text in TEXTS])
+    np.testing.assert_allclose(classify(TEXTS), alone, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda at: (at / "tokenizer.json").unlink(), "no tokenizer.json beside it"),
+        (lambda at: (at / "labels.json").unlink(), "no labels.json beside it"),
+        (lambda at: (at / "tokenizer.json").write_text("{}"), "tokenizer.json .* of another model"),
+        (lambda at: (at / "labels.json").write_text("{}"), "labels.json .* of another model"),
+        (lambda at: (at / "model.onnx").write_text("nothing"), "cannot be run"),
+        (lambda at: foreign(at / "model.onnx"), "not a classifier made by langevin"),
+    ],
+)
+def test_files_that_are_not_ours_are_refused(exported: Any, tmp_path: Path, harm: Any, said: str) -> None:
+    folder = tmp_path / "export"
+    shutil.copytree(exported[0], folder)
+    harm(folder)
+    with pytest.raises(UsageError, match=said):
+        OnnxClassifier(folder / "model.onnx")
+    assert cli.main(["predict", str(folder / "model.onnx"), "--text", "a"]) == 2
+
+
+def foreign(path: Path) -> None:
+    model = onnx.load(path)
+    del model.metadata_props[:]
+    onnx.save(model, path)
+
+
+def test_a_file_that_says_something_else_is_not_kept(
+    run: Any, exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = onnx.load(exported[0] / "model.onnx")
+    (head,) = (w for w in model.graph.initializer if w.name.endswith("score.bias"))
+    other = onnx.numpy_helper.to_array(head) + np.array([1, 0, 0], np.float32)
+    head.CopyFrom(onnx.numpy_helper.from_array(other, head.name))
+    del model.metadata_props[:]
+    monkeypatch.setattr(to_onnx, "graph_of", lambda model_: model)
+    with pytest.raises(WorkError, match="nothing was written"):
+        to_onnx.export(run, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_something_in_it_is_left_alone(run: Any, exported: Any) -> None:
+    assert cli.main(["export", str(run.path)]) == 2
+
+
+MIXERS = ["softmax", "sima", "sigmoid", "neighbor", "neighbor(kind='linear', hops='dilated')"]
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_every_kind_of_mixer_can_be_exported(mixer: str) -> None:
+    config = LangevinConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        mixer=mixer,
+        causal=False,
+        max_position_embeddings=160,
+        positions="rope",
+        num_labels=3,
+        temperature=0.1,
+    )
+    model = LangevinForSequenceClassification(config).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    proto = to_onnx.graph_of(model)
+    for graph, tolerance in ((proto, 1e-5), (to_onnx.quantised(proto), 0.1)):
+        session = onnxruntime.InferenceSession(graph.SerializeToString())
+        for batch, length in ((1, 1), (3, 40), (2, 160)):
+            ids, real = torch.randint(50, (batch, length)), torch.ones(batch, length, dtype=torch.bool)
+            for row in range(1, batch):
+                real[row, length - 7 * row :] = False
+            with torch.no_grad():
+                ours = model(input_ids=ids, attention_mask=real).logits.softmax(-1).numpy()
+            (theirs,) = session.run(None, {"input_ids": ids.numpy(), "attention_mask": real.numpy()})
+            np.testing.assert_allclose(theirs, ours, atol=tolerance)
