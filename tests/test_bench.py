@@ -6,8 +6,10 @@ import sys
 import pytest
 import torch
 
+from langevin.bench.edge import bench_edge, draw
 from langevin.bench.mixers import Settings, bench_mixers, peak_memory
 from langevin.mixers import names
+from langevin.settings import TrainConfig
 
 TINY = Settings(lengths=(24, 48), width=16, heads=2, tokens=96, repeats=3, warmup=1)
 
@@ -90,3 +92,32 @@ def test_compiled_cases_do_not_crowd_each_other_out():
 
     rows = bench_mixers(["ssmax", "heat(t=0.28)"], replace(TINY, lengths=(24,), compile=True))["rows"]
     assert len(rows) == 6
+
+
+def test_classifiers_of_as_many_parameters_stand_beside_one_of_another_shape(tmp_path):
+    small = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
+    config = TrainConfig(layers=1, width=32, heads=2, batch=2, device="cpu")
+    result = bench_edge(
+        ["neighbor"], config, vocab=50, lengths=(32, 64), int8=True, repeats=3, distilbert=small
+    )
+    rows = result["rows"]
+    assert not result["left_out"]
+    assert {(row["part"], row["batch"]) for row in rows} == {
+        *(("training", 2), ("inference", 1), ("inference", 2), ("int8", 1))
+    }
+    ours = [row for row in rows if "DistilBERT" not in row["model"]]
+    most, least = (edge(row["parameters"] for row in ours) for edge in (max, min))
+    assert most - least < 0.02 * least
+    for row in rows:
+        assert 0 < row["ms_p50"] <= row["ms_p90"] <= row["ms_p99"]
+        assert row["mib"] == pytest.approx(row["batch"] * row["mib_a_text"])
+        if row["model"] == "softmax":
+            assert row["ratio"] == 1
+            # 2 FLOPs a parameter and token of the matrices, and 4 · width for each pair of tokens
+            pairs = 4 * 32 * row["length"] ** 2
+            matrices = 2 * row["length"] * 12 * 32**2
+            assert 1e9 * row["gflops"] == pytest.approx(pairs + matrices, rel=0.01)
+    training = {row["model"]: row for row in rows if row["part"] == "training" and row["length"] == 64}
+    softmax = training["softmax"]
+    assert softmax["mib"] > 16 * softmax["parameters"] / 2**20
+    assert all(path.stat().st_size > 1000 for path in draw(rows, tmp_path))

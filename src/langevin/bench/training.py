@@ -160,8 +160,8 @@ class _Case:
         self.steps: Generator[None] = self.trainer.steps(Progress(folder, quiet=True))
         self.loop: list[float] = []
         self.bare: list[float] = []
-        _finished(lambda: self._take(WARM + 2), device)
-        once = _finished(lambda: self._take(3), device) / 3
+        finished(lambda: self._take(WARM + 2), device)
+        once = finished(lambda: self._take(3), device) / 3
         self.count = max(3, math.ceil(seconds / once))
         self.device = device
 
@@ -179,9 +179,9 @@ class _Case:
                     graph.replay()
 
     def round(self, *, bare: bool = True) -> None:
-        self.loop.append(_finished(lambda: self._take(self.count), self.device) / self.count)
+        self.loop.append(finished(lambda: self._take(self.count), self.device) / self.count)
         if bare:
-            self.bare.append(_finished(self._bare, self.device) / self.count)
+            self.bare.append(finished(self._bare, self.device) / self.count)
 
     def row(self, base: list[float], product: float, vendor: float | None) -> TrainingSpeed:
         trainer, rates = self.trainer, [self.a_step / s for s in self.loop]
@@ -203,7 +203,7 @@ class _Case:
         )
 
 
-def _finished(work: Callable[[], None], device: str) -> float:
+def finished(work: Callable[[], None], device: str) -> float:
     begin = time.perf_counter()
     work()
     if device.startswith("cuda"):
@@ -221,5 +221,5 @@ def matmul_flops(device: str) -> float:
         for _ in range(5):
             torch.mm(a, b)
 
-    _finished(products, device)
-    return max(5 * 2 * n**3 / _finished(products, device) for _ in range(5))
+    finished(products, device)
+    return max(5 * 2 * n**3 / finished(products, device) for _ in range(5))

@@ -51,17 +51,52 @@ SHOWN = {
         ("at twice the length", "{state_bytes_at_twice:,}"),
     ),
 }
+SHOWN |= {
+    "training": (
+        ("model", "{model}"),
+        ("tokens", "{batch} × {length:,}"),
+        ("parameters", "{parameters:,}"),
+        ("MiB", "{mib:,.0f}"),
+        ("a text", "{mib_a_text:,.1f}"),
+        ("ms a step", "{ms_p50:,.1f}"),
+        ("× softmax", "{ratio:.2f}"),
+        ("tokens/s", "{tokens_per_second:,.0f}"),
+    ),
+    "inference": (
+        ("model", "{model}"),
+        ("tokens", "{batch} × {length:,}"),
+        ("GFLOPs a text", "{gflops:.3g}"),
+        ("MiB", "{mib:,.0f}"),
+        ("ms, p50", "{ms_p50:,.2f}"),
+        ("p90", "{ms_p90:,.2f}"),
+        ("p99", "{ms_p99:,.2f}"),
+        ("× softmax", "{ratio:.2f}"),
+        ("tokens/s", "{tokens_per_second:,.0f}"),
+    ),
+}
+SHOWN["int8"] = (
+    ("model", "{model}"),
+    ("tokens", "{batch} × {length:,}"),
+    ("parameters", "{parameters:,}"),
+    ("MiB of the file", "{mib:,.2f}"),
+    *SHOWN["inference"][4:],
+)
 TITLES = {
     "module": "module: x to x, with projections and rotary positions",
     "core": "core: q, k, v to mixed values",
     "train": "training steps",
     "generate": "decoding",
+    "training": "training steps of classifiers",
+    "inference": "classifying",
+    "int8": "classifying, as ONNX files in int8, on one thread of the processor",
 }
 NOTES = {
     "mixers": "median of {} ± interquartile range; × softmax: median of run-by-run ratios; "
     "MiB: peak of forward and backward",
     "train": "medians of {} rounds in turn; of matmul: of a large matrix product in the same run",
     "generate": "medians of {} rounds in turn",
+    "edge": "{} runs in turn (p99 needs a hundred); × softmax: median of run-by-run ratios; "
+    "MiB: weights and all else at the peak",
 }
 
 
@@ -184,13 +219,15 @@ class Bench:
     """Measure time and peak memory of mixers, as ratios to plain softmax in the same run.
 
     mixers: the mixing alone, forward and backward, at several lengths. train: whole training steps.
-    generate: a token of the texts that langevin generate writes.
+    generate: a token of the texts that langevin generate writes. edge: classifiers of as many parameters,
+    and one of DistilBERT's shape: memory, time and FLOPs by the length of texts.
 
     Examples: langevin bench mixers ssmax "heat(t=0.28)" --lengths 1024 4096 --device cuda --compile ;
-    langevin bench train ssmax sigmoid --layers 4 --width 256 --context 256 --batch 32 --vocab 50257
+    langevin bench train ssmax sigmoid --layers 4 --width 256 --context 256 --batch 32 --vocab 50257 ;
+    langevin bench edge --width 128 --vocab 30000 --lengths 128 512 --repeats 100 --plot pictures
     """
 
-    what: tyro.conf.Positional[Literal["mixers", "train", "generate"]] = "mixers"
+    what: tyro.conf.Positional[Literal["mixers", "train", "generate", "edge"]] = "mixers"
     """What to measure."""
     specs: tyro.conf.Positional[tuple[str, ...]] = ()
     """Mixer specs; none: every mixer."""
@@ -203,30 +240,34 @@ class Bench:
     """Also write every number to this file."""
 
     lengths: tuple[int, ...] = (256, 1024, 2048)
-    """mixers: sequence lengths."""
+    """mixers, edge: sequence lengths."""
     tokens: int = 2048
     """mixers: tokens per batch: the batch is tokens // length, at least 1."""
     bidirectional: bool = False
     """mixers: measure without causality."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """mixers, generate: the type of inputs and weights."""
+    """mixers, generate, edge: the type of inputs and weights (edge: of training, that of autocast)."""
     compile: bool = False
-    """mixers: measure under torch.compile (train does it on a GPU)."""
+    """mixers, edge: measure under torch.compile (train does it on a GPU)."""
 
     layers: int = 4
-    """train, generate: layers of the model."""
+    """train, generate, edge: layers of the model."""
     context: int = 256
     """train: tokens a sequence; generate: twice those of the prompt."""
     batch: int = 32
-    """train: sequences a step; generate: texts at a time, beside one alone."""
+    """train: sequences a step; generate, edge: texts at a time, beside one alone."""
     vocab: int = 256
-    """train, generate: size of the vocabulary."""
+    """train, generate, edge: size of the vocabulary."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """train: the optimiser."""
     positions: Literal["none", "learned", "sinusoidal", "rope", "alibi"] = "rope"
-    """train: the positions."""
+    """train, edge: the positions."""
     checkpointing: bool = False
     """train: compute activations again in the backward pass."""
+    int8: bool = False
+    """edge: also as ONNX files in int8, on one thread of the processor."""
+    plot: Path | None = None
+    """edge: also draw memory and time by length into this folder."""
 
     def __call__(self) -> int:
         for name in ("width", "heads", "repeats", "tokens", "layers", "context", "batch", "vocab"):
@@ -237,10 +278,11 @@ class Bench:
             check_count("length", length)
         check_folder(self.json)
         measure = {"mixers": self._mixers, "train": self._train, "generate": self._generate}
+        measure |= {"edge": self._edge}
         with console_for(stderr=True).status("measuring") as status:
             result = measure[self.what](status.update)
-        columns = SHOWN[self.what]
         for part in dict.fromkeys(row.get("part", self.what) for row in result["rows"]):
+            columns = SHOWN.get(part) or SHOWN[self.what]
             table = table_of(TITLES[part], *(name for name, _ in columns))
             for row in result["rows"]:
                 if row.get("part", self.what) == part:
@@ -248,7 +290,13 @@ class Bench:
             console_for().print(table)
         machine = f"{result['machine']['device']}, torch {result['machine']['torch']}"
         console_for().print(f"{machine}; {NOTES[self.what].format(self.repeats)}", style="dim")
+        for what in result.get("left_out", ()):
+            print(f"does not fit, or takes too long: {what}")
         write_numbers(result, self.json)
+        if self.what == "edge" and self.plot is not None:
+            from langevin.bench.edge import draw
+
+            print("wrote " + ", ".join(map(str, draw(result["rows"], self.plot))))
         return 0
 
     def _mixers(self, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -279,6 +327,21 @@ class Bench:
             batches=tuple(dict.fromkeys((1, self.batch))),
             dtype=self.dtype,
             rounds=self.repeats,
+            progress=progress,
+        )
+
+    def _edge(self, progress: Callable[[str], None]) -> dict[str, Any]:
+        from langevin.bench.edge import bench_edge
+
+        return bench_edge(
+            list(self.specs),
+            self._settings(),
+            vocab=self.vocab,
+            lengths=self.lengths,
+            dtype=self.dtype,
+            compiled=self.compile,
+            int8=self.int8,
+            repeats=self.repeats,
             progress=progress,
         )
 

@@ -34,7 +34,7 @@ class OnnxClassifier:
         labels = json.loads(told) if told else {}
         self.names: list[str] = labels.get("labels", [])
         self.text_column: str | None = labels.get("text_column")
-        self.session = _session(file, threads)
+        self.session = session_of(file, threads)
         mark = self.session.get_modelmeta().custom_metadata_map.get(MARK)
         if mark is None:
             raise UsageError(
@@ -89,7 +89,7 @@ def _tokenizer(file: Path) -> Any:
     return tokenizer
 
 
-def _session(file: Path, threads: int) -> Any:
+def session_of(file: Path, threads: int) -> Any:
     try:
         import onnxruntime
     except ImportError:
