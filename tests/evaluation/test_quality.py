@@ -299,12 +299,21 @@ def test_texts_are_kept_for_the_same_weights_settings_code_and_device(
 
 
 def test_evaluate_shows_and_keeps_what_a_masked_run_writes(
-    masked: Run, judge: Judge, capsys: pytest.CaptureFixture[str]
+    masked: Run, judge: Judge, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    splits, real_texts = [], quality.real_texts
+    monkeypatch.setattr(
+        quality,
+        "real_texts",
+        lambda corpus, split, *args, **more: (
+            splits.append(split) or real_texts(corpus, split, *args, **more)
+        ),
+    )
     command = ["evaluate", str(masked.path), "--device", "cpu", "--masks", "1", "--batch", "64"]
     command += ["--samples", "4", "--judge", judge.name, "--steps", "6", "--temperatures", "0.1,3"]
     assert cli.main(command) == 0
     shown = capsys.readouterr().out
+    assert splits == ["test", "valid"]  # what is compared with, and what its ceiling is made of
     for text in (
         "real text",
         "at 0.1",
@@ -380,6 +389,9 @@ def test_recovery_is_the_share_of_wrong_tokens_that_come_right_beside_that_of_ri
     (right, spoiled), _ = quality.recovery(run, list(true), Sampling(), "cpu")
     assert right.value == pytest.approx(0.4, abs=0.12)
     assert spoiled.value == pytest.approx(0.2, abs=0.03)
+    run.objective.repaired = lambda model, tokens, sampling: tokens
+    (right, _), _ = quality.recovery(run, list(true % 2), Sampling(), "cpu")
+    assert right.value == 0  # a token that chance put right was never wrong
 
 
 def test_recovery_is_zero_by_design_only_where_nothing_is_opened_again(masked: Run) -> None:

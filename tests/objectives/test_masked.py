@@ -196,10 +196,13 @@ def test_the_view_of_blocks_compiles() -> None:
 
 
 def test_tokens_of_blocks_are_read_twice_and_predicted_once() -> None:
-    model = tiny(hidden_size=64)
-    once, twice = (objective.flops(model, 1) for objective in (Masked(), Masked(block=1)))
-    head = 6 * model.lm_head.weight.numel()
-    assert twice - head == pytest.approx(2 * (once - head), rel=0.01)
+    """And see their own block and those before: half of the context on average, and half a block."""
+    model, context = tiny(hidden_size=64, vocab_size=1001), 16
+    head, a_key = 6 * model.lm_head.weight.numel(), 12 * 64 * 2  # width and layers
+    matrices = Masked().flops(model, context) - a_key * context - head
+    for block in (1, 4, context):
+        expected = 2 * (matrices + a_key * (context + block) / 2) + head
+        assert Masked(block=block).flops(model, context) == pytest.approx(expected)
 
 
 def test_evaluation_reports_that_bound_with_its_error_and_the_exact_loss() -> None:

@@ -190,6 +190,8 @@ def test_soft_candidates_are_true_probabilities_and_count_at_masks_only() -> Non
     e = model.model.embed.weight
     at = found["probabilities"][1, 2] @ e[found["candidates"][1, 2]]
     torch.testing.assert_close(read[1, 2], e[TEN] + model.feedback.weight @ at)
+    (gradient,) = torch.autograd.grad(read[masked].sum(), e)
+    assert gradient.any(-1).nonzero().flatten().tolist() == [TEN]  # candidates train no embedding
 
 
 def test_before_anything_is_learned_feedback_counts_for_nothing() -> None:

@@ -103,7 +103,8 @@ def class_tables(result: dict[str, Any]) -> Iterator[Table]:
     for wrong in result["mistakes"]:
         words = [wrong["said"], f"{wrong['probability']:.1%}", wrong["class"], wrong["text"][:LONGEST]]
         table.add_row(*(escape(" ".join(word.split())) for word in words))
-    yield table
+    if result["mistakes"]:
+        yield table
 
 
 def _at(rows: list[dict[str, Any]], name: str, at: dict[str, Any]) -> dict[str, Any] | None:
