@@ -147,6 +147,7 @@ def test_every_kind_of_mixer_can_be_exported(mixer: str) -> None:
         positions="rope",
         num_labels=3,
         temperature=0.1,
+        pooling={"softmax": "last", "sima": "attention"}.get(mixer, "mean"),
     )
     model = LangevinForSequenceClassification(config).eval()
     for weight in model.parameters():

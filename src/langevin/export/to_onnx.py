@@ -80,7 +80,8 @@ def graph_of(model: nn.Module) -> Any:
     except Exception as error:  # of a class for each stage
         mixer = getattr(model.config, "mixer", type(model).__name__)
         raise UsageError(
-            f"a classifier with {mixer} cannot be exported: {one_line(error)}", "Use another mixer."
+            f"a classifier with {mixer} cannot be exported: {one_line(error.__cause__ or error)}",
+            "Use another mixer.",
         ) from None
     proto = program.model_proto
     graph = proto.graph

@@ -500,7 +500,7 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
         h_BLW = torch.where(real_BL[..., None], h_BLW, 0.0)
         if self.config.pooling == "last":
             last_B = (real_BL * torch.arange(h_BLW.shape[1], device=h_BLW.device)).argmax(1)
-            return h_BLW.take_along_dim(last_B[:, None, None], 1)[:, 0]
+            return h_BLW.gather(1, last_B[:, None, None].expand(-1, 1, h_BLW.shape[2]))[:, 0]
         share_BL = real_BL.to(wide(h_BLW.dtype))
         if self.config.pooling == "attention":
             a_BL = self.attend(h_BLW)[..., 0].to(share_BL.dtype)
