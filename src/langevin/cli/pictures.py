@@ -15,16 +15,18 @@ TOKENS_SHOWN = 40
 
 
 def curves(runs: list[Run]) -> Figure:
-    """Validation loss by tokens seen, and training loss pale."""
+    """Validation loss by tokens (or examples) seen, and training loss pale."""
     lines = []
     for i, run in enumerate(runs):
-        a_step = run.config.batch * run.config.context
+        a_step = run.task.tokens_a_step(run.config)
         train, valid = (
             ([row["step"] * a_step for row in rows], [row["loss"] for row in rows])
             for rows in (run.metrics("train"), run.metrics("valid"))
         )
         lines.append(Line(f"{run.config.mixer} ({run.path.name})", i, *valid, pale=[train]))
-    return figures.curves(lines, ("training tokens", "loss (nats per token); training pale"))
+    unit = runs[0].task.unit
+    loss = f"loss (nats per {unit.removesuffix('s')}); training pale"
+    return figures.curves(lines, (f"training {unit}", loss))
 
 
 def reliability(runs: list[Run], split: str) -> Figure:
