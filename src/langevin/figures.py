@@ -99,6 +99,7 @@ class Grid:
     rows: Sequence[str]
     columns: Sequence[str]
     name: str = ""
+    picture: Any = None  # (height, width, 3), over which the values lie
 
 
 def forest_height(rows: int) -> float:
@@ -258,12 +259,16 @@ def heatmap(grids: Sequence[Grid], labels: tuple[str, str], meaning: str, ends: 
     figure = Figure((WIDTH / 72, 240 * len(grids) / 72), dpi=72, layout="constrained")
     low, high = ends or (None, None)
     for axes, grid in zip(figure.subplots(len(grids), squeeze=False)[:, 0], grids, strict=True):
-        mesh = axes.pcolormesh(grid.values, cmap="viridis", vmin=low, vmax=high)
+        opacity = 1.0
+        if grid.picture is not None:
+            axes.imshow(grid.picture, extent=(0, len(grid.values[0]), len(grid.values), 0))
+            opacity = 0.6
+        mesh = axes.pcolormesh(grid.values, cmap="viridis", vmin=low, vmax=high, alpha=opacity)
         for names, ticks, turned in ((grid.columns, axes.set_xticks, 90), (grid.rows, axes.set_yticks, 0)):
             few = len(names) <= 10 and (not turned or sum(map(len, names)) <= 40)
             places = [i + 0.5 for i in range(len(names))]
             ticks(places, names, size=TEXT if few else 5, rotation=0 if few else turned)
-        axes.invert_yaxis()
+        axes.set_ylim(len(grid.values), 0)
         axes.grid(visible=False)
         cells = [(i, j, v) for i, row in enumerate(grid.values) for j, v in enumerate(row)]
         for i, j, value in cells if len(cells) <= 60 else ():

@@ -45,7 +45,7 @@ class Predict:
     image: tuple[str, ...] = ()
     """One or more files of images, for a run of the task images."""
     file: Path | None = None
-    """A CSV, TSV, JSONL or Parquet file, of which each row, a text or the path of an image, is classified."""
+    """A CSV, TSV, JSONL or Parquet file, each row of which, a text or an image's path, is classified."""
     out: Path | None = None
     """The CSV file to write: a line a row, with its class and the probability of every class."""
     text_column: str | None = None

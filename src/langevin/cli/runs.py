@@ -491,6 +491,8 @@ class Plot:
     """reliability and times: the evaluation that is drawn."""
     text: str | None = None
     """attention: what the model reads; default: how the test data begin."""
+    image: str | None = None
+    """attention: the file of an image that the model reads; default: the first of the test data."""
     layer: int = 0
     head: int = 0
 
@@ -506,7 +508,8 @@ class Plot:
         runs = [load(path) for path in self.runs]
         out = self.out or runs[0].path / "figures" / f"{self.what}.png"
         draw = getattr(pictures, self.what)
-        own = {"attention": (self.text, self.layer, self.head), "curves": ()}.get(self.what, (self.split,))
+        seen = (self.text, self.layer, self.head, self.image)
+        own = {"attention": seen, "curves": ()}.get(self.what, (self.split,))
         figures.save(draw(runs, *own), out)
         print(out)
         return 0

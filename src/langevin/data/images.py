@@ -38,7 +38,7 @@ from langevin.data.local import SPLIT_NAMES
 from langevin.data.shards import kept, seal
 from langevin.data.sources import fingerprint
 from langevin.data.texts import SPLITS
-from langevin.errors import UsageError, unknown
+from langevin.errors import UsageError, one_line, unknown
 from langevin.runs.files import sha256
 
 FORMAT = 1
@@ -171,14 +171,16 @@ def _bytes(image: Any, size: int) -> np.ndarray:
 
 
 def read_image(path: Path, size: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """(3, size, size) bytes of a file, and its width and height; an OSError says why there are none."""
+    """(3, size, size) bytes of a file, and its width and height; a UsageError says why there are none."""
     from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as image:
             return _bytes(ImageOps.exif_transpose(image), size), image.size
-    except (SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise OSError(str(error)) from error
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise UsageError(
+            f"{path} cannot be read as an image: {one_line(error)}", "Mend it, or leave it out."
+        ) from error
 
 
 def _folder(path: Path, names: list[str], notes: list[str], size: int) -> dict[str, Read]:
@@ -200,7 +202,7 @@ def _folder(path: Path, names: list[str], notes: list[str], size: int) -> dict[s
             try:
                 image, shape = read_image(path / name, size)
                 sizes[shape] += 1
-            except OSError:
+            except UsageError:
                 image = None
             yield name, name[len(below) :].partition("/")[0], image
 

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from langevin.errors import UsageError, one_line
 from langevin.evaluation import calibration, likelihood
 from langevin.evaluation.likelihood import Estimate
 from langevin.evaluation.rows import Row
@@ -141,16 +140,10 @@ def _of_images(run: Any, batch: int, probabilities: Any) -> Any:
 
     size = run.model.config.image_size
 
-    def pixels(file: str) -> NDArray[Any]:
-        try:
-            return read_image(Path(file), size)[0]
-        except OSError as error:
-            raise UsageError(f"{file} cannot be read as an image: {one_line(error)}", "Mend it.") from error
-
-    def classify(names: list[str]) -> NDArray[Any]:
-        parts = [names[i : i + batch] for i in range(0, len(names), batch)]
-        found = [probabilities(pixel_values=np.stack([pixels(file) for file in part])) for part in parts]
-        return np.concatenate(found)
+    def classify(files: list[str]) -> NDArray[Any]:
+        parts = [files[i : i + batch] for i in range(0, len(files), batch)]
+        read = (np.stack([read_image(Path(file), size)[0] for file in part]) for part in parts)
+        return np.concatenate([probabilities(pixel_values=pixels) for pixels in read])
 
     return classify
 

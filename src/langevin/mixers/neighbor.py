@@ -77,8 +77,8 @@ class Neighbor:
         if self.hops == "dilated" and self.iters > 30:
             raise UsageError(f"neighbor(iters={self.iters}) doubles its hop too often", "Use 30.")
 
-    def module(self, spec: Spec, **place: Any) -> NeighborMixer:
-        return NeighborMixer(spec, **place)
+    def module(self, spec: Spec, grid: tuple[int, int] | None = None, **place: Any) -> NeighborMixer:
+        return NeighborMixer(spec, grid=grid, **place)
 
     @property
     def repeats(self) -> int:

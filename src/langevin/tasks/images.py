@@ -21,7 +21,7 @@ class Images(Labelled):
     stem: Literal["patches", "convolutions"] = "convolutions"
     """How tokens are made: a linear map of each patch, or a few convolutions, where patches overlap."""
     crop: int | None = None
-    """Pixels by which training images are moved at random; default: an eighth of the image, no digits."""
+    """Pixels by which training images are moved at random; default: an eighth; digits: none."""
     flip: bool | None = None
     """Whether training images are mirrored at random; default: all but digits."""
     turn: float = 0.0
