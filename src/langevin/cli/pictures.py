@@ -63,7 +63,7 @@ def attention(runs: list[Run], text: str | None, layer: int, head: int, image: s
             )
         w_QK, picture = weights[layer][0, head], None
         if shown is not None:
-            labels, picture = ("", "weight of patches"), read["pixel_values"][0].permute(1, 2, 0).numpy()
+            labels, picture = ("", "patches"), read["pixel_values"][0].permute(1, 2, 0).numpy()
             asked = w_QK[-1] if run.model.config.pooling == "class" else w_QK.mean(0)
             w_QK = asked[: shown[0] * shown[1]].reshape(shown)
         name = f"{run.config.mixer}, layer {layer}, head {head}: "
