@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 import langevin
 from langevin.errors import UsageError, WorkError
 from langevin.mixers import Scalars
-from langevin.models.backbone import LangevinForCausalLM, LangevinModel
+from langevin.models.backbone import LangevinModel
 from langevin.models.config import LangevinConfig
+from langevin.models.heads import LangevinForCausalLM
 
 MIXERS = ["softmax", "ssmax", "heat(t='adaptive')", "heat(t=1.0, alpha=0.1)", "sigmoid", "sima", "neighbor"]
 

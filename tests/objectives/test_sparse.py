@@ -17,9 +17,9 @@ from langevin import cli
 from langevin.errors import UsageError
 from langevin.evaluation.bounds import bounded, left_to_right
 from langevin.mixers import MIXERS
-from langevin.models.backbone import LangevinForMaskedLM
 from langevin.models.config import LangevinConfig
 from langevin.models.cost import flops_of
+from langevin.models.heads import LangevinForMaskedLM
 from langevin.objectives import generator_of
 from langevin.objectives.masked import LEAST_TIME, Masked
 from langevin.objectives.sparse import WRONG, Sparse, likeliest, slots
