@@ -19,6 +19,7 @@ from langevin.studies.reproduce import mixer_settings
 
 NAMES = [
     "ar-vs-diffusion",
+    "cifar10-vit",
     "drift-diffusion-gpt2",
     "heat-calibration",
     "heat-depth-law",

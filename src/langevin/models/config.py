@@ -104,6 +104,8 @@ class LangevinConfig(PreTrainedConfig):
 
     def _check_images(self) -> None:
         size, patch = self.image_size, self.patch_size
+        if self.causal:
+            raise UsageError("an image is seen from all sides", "Use causal=False.")
         if patch < 1 or size % patch:
             raise UsageError(
                 f"patches of {patch} pixels do not fill images of {size} × {size}",
