@@ -52,7 +52,7 @@ class _AutoClasses:
 
     ours = {  # noqa: RUF012
         "transformers.models.auto.configuration_auto": "langevin.models.config",
-        "transformers.models.auto.modeling_auto": "langevin.models.heads",
+        "transformers.models.auto.modeling_auto": "langevin.models.backbone",
     }
 
     @classmethod

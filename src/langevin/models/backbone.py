@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModel, DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -85,7 +85,7 @@ def mixing(config: LangevinConfig, layer: int) -> Any:
 
 
 class Feedback(nn.Linear):
-    """W of E[MASK] + W Σ_j p_j E[v_j]: zero at first, when candidates count for nothing."""
+    """W of what a position carries from the call before: zero at first, when that counts for nothing."""
 
 
 class Readout(nn.Module):
@@ -271,4 +271,4 @@ class LangevinModel(LangevinPreTrainedModel):
         return x_BLW
 
 
-AutoModel.register(LangevinConfig, LangevinModel, exist_ok=True)
+import langevin.models.heads  # noqa: E402, F401 - registers them all; transformers may want that at any import
