@@ -227,9 +227,13 @@ def test_compare_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     given = {**SHAPE, "task": "classify", "data": path, "epochs": 2, "seeds": "0,1", "workers": 0}
     given["out"] = out
     flags = [word for k, v in given.items() if k != "mixer" for word in (f"--{k}", str(v))]
-    assert cli.main(["compare", "softmax", "neighbor", *flags, "--quiet"]) == 0
+    bag = "bag=softmax, objective=classify(pooling='ngrams'), lr=0.02"
+    assert cli.main(["compare", "softmax", "neighbor", bag, *flags, "--quiet"]) == 0
     results = json.loads((out / "results.json").read_text())
     (part,) = results["parts"]
+    costs = {arm["name"]: {row["metric"]: row["value"] for row in arm["costs"]} for arm in part["arms"]}
+    assert costs["bag"]["flops_per_token"] == 6 * 2 * 3
+    assert costs["bag"]["parameters"] % 3 == 0
     assert results["metrics"][0]["name"] == "accuracy"
     assert results["unit"] == "examples"
     assert part["settings"]["tokens"] == 2 * 96

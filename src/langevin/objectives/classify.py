@@ -42,8 +42,8 @@ def logits_of(model: Any, batch: Batch) -> Tensor:
 @register("classify")
 @dataclass(frozen=True)
 class Classification(Objective):
-    pooling: Literal["mean", "attention", "last"] = "mean"
-    """How one vector is made of those of all tokens."""
+    pooling: Literal["mean", "attention", "last", "ngrams"] = "mean"
+    """How one vector is made of those of all tokens. ngrams: a linear model of them, without layers."""
     weights: Literal["equal", "balanced"] = "equal"
     """balanced: every class counts the same, however many texts it has."""
     smoothing: float = 0.0
