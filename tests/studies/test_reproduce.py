@@ -13,6 +13,7 @@ from small_study import SHAPE, results_in, text_in
 
 from langevin import cli
 from langevin.errors import UsageError
+from langevin.studies import compare as comparing
 from langevin.studies import recipe as recipes
 from langevin.studies import reproduce as reproducing
 from langevin.studies import work
@@ -163,10 +164,12 @@ def test_a_recipe_of_classifiers_has_a_part_for_each_data_set(tmp_path, monkeypa
         table = tmp_path / f"{part.settings['data']}.csv"
         rows = (f"{part.name} word{i % 3} {i},{i % 2}\n" for i in range(80))
         table.write_text("text,label\n" + "".join(rows))
-        parts.append(replace(part, settings={**SHAPE, "data": str(table), "epochs": 1, "steps": None}))
+        tiny = {**SHAPE, "data": str(table), "epochs": 1, "steps": None, "batch": 16}
+        parts.append(replace(part, settings=tiny))
     scale = replace(small, parts=tuple(parts), settings={}, seeds=(0,))
     chosen = replace(chosen, scales={**chosen.scales, "small": scale}, tune=None)
     monkeypatch.setattr(reproducing, "recipe", lambda _: chosen)
+    monkeypatch.setattr(comparing, "write_report", lambda *arguments: None)  # pages have tests of their own
     results = reproduce("neighbor-classification", "small", tmp_path / "out", workers=0, quiet=True)
     assert [part.name for part in results.parts] == ["IMDB", "ListOps"]
     assert results.margin == 0.01
