@@ -1,4 +1,4 @@
-"""`langevin.run_experiment`: a classifier without attention in one call, as attention-free-diffusion has."""
+"""`langevin.run_experiment`: a classifier without attention in the one call of attention-free-diffusion."""
 
 from pathlib import Path
 from typing import Any

@@ -217,6 +217,21 @@ def test_it_starts_from_an_encoder(my_csv: Path, tmp_path: Path) -> None:
         langevin.train(TrainConfig(**{**settings, "init": str(back.path)}), tmp_path / "no", quiet=True)
 
 
+def test_a_bag_of_ngrams_refuses_what_needs_layers(my_csv: Path, run: Any, tmp_path: Path) -> None:
+    bag = {"objective": "classify(pooling='ngrams')", "steps": 2, "epochs": None}
+    found, _ = langevin.train(config(my_csv, **bag), tmp_path / "bag", quiet=True)
+    with torch.no_grad(), pytest.raises(UsageError, match="no attention weights"):
+        found.model(torch.zeros(1, 2, dtype=torch.long), output_attentions=True)
+    default = {k: getattr(TrainConfig(), k) for k in ("layers", "width", "heads", "tokenizer")}
+    for changes, says in (
+        ({**bag, "checkpointing": True}, "no layers for --checkpointing"),
+        ({**bag, **default, "init": str(run.path)}, "no layers for --init"),
+        ({**default, "init": str(found.path)}, "without layers to start from"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            langevin.train(config(my_csv, **changes), tmp_path / "refused", quiet=True)
+
+
 def test_compare_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "ROUNDS", 2)
     monkeypatch.setattr(work, "SECONDS", 0.005)

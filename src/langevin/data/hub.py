@@ -134,7 +134,8 @@ def _with_names(rows: Any, texts: HubTexts) -> Iterator[dict[str, Any]]:
             )
     names = {column: getattr(rows.features[column], "names", None) for column in texts.columns}
     for row in rows:
-        yield {
-            column: row[column] if known is None else known[row[column]] if row[column] >= 0 else ""
-            for column, known in names.items()
-        }
+        told = {column: row[column] for column in names}
+        for column, known in names.items():
+            if known is not None:
+                told[column] = known[row[column]] if (row[column] or 0) >= 0 else None
+        yield told

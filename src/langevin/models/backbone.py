@@ -491,6 +491,8 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
                 order = real.logical_not().byte().argsort(dim=1, stable=True)
                 real, given = real.gather(1, order), given[torch.arange(len(order))[:, None], order]
         if isinstance(self.model, NGrams):
+            if inputs_embeds is not None or options.get("output_attentions"):
+                raise UsageError("a bag of n-grams reads tokens, and has no attention weights")
             out, logits = BaseModelOutputWithPast(), self.model(given, real)
         else:
             out = self.model(

@@ -64,6 +64,9 @@ class Classification(Objective):
             raise UsageError(
                 f"the texts of the task {config.task} have no classes", "Give --task classify."
             )
+        for name in ("init", "checkpointing"):
+            if self.pooling == "ngrams" and getattr(config, name):
+                raise UsageError(f"a bag of n-grams has no layers for --{name}", f"Leave --{name} out.")
 
     def model_settings(self) -> dict[str, Any]:
         return {"pooling": self.pooling}
