@@ -27,6 +27,7 @@ from langevin.mixers.mechanism import Mechanism, Scalars
 from langevin.models.attention import Attention, Rotation, angles, rotary, visible
 from langevin.models.cache import extent
 from langevin.models.config import LangevinConfig
+from langevin.models.ngrams import NGrams
 
 
 def norm_of(config: LangevinConfig, width: int) -> nn.Module:
@@ -140,6 +141,9 @@ class LangevinPreTrainedModel(PreTrainedModel):
         elif isinstance(module, Readout):
             init.zeros_(module.direction)
             init.ones_(module.share)
+        elif isinstance(module, NGrams):
+            for weight in module.parameters():
+                init.zeros_(weight)
         elif isinstance(module, LangevinBlock):  # branches add up over 2 · depth residual additions
             small = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
             init.normal_(module.mlp.down.weight, mean=0.0, std=small)

@@ -12,7 +12,7 @@ POSITIONS = ("none", "learned", "sinusoidal", "rope", "alibi")
 MLPS = ("gelu", "swiglu")
 NORMS = ("layernorm", "rmsnorm")
 CANDIDATES = ("none", "soft", "hidden", "full")
-POOLINGS = ("mean", "attention", "last")
+POOLINGS = ("mean", "attention", "last", "ngrams")
 
 
 class LangevinConfig(PreTrainedConfig):
@@ -20,8 +20,8 @@ class LangevinConfig(PreTrainedConfig):
 
     positions: none, learned, sinusoidal, rope or alibi; mlp: gelu or swiglu; norm: layernorm or rmsnorm.
     candidates: what positions of a masked model hold beside tokens, none, soft, hidden or full. pooling:
-    how a classifier makes one vector of its tokens, mean, attention or last; temperature: what its logits
-    are divided by outside training.
+    how a classifier makes one vector of its tokens, mean, attention or last, or ngrams: it has no layers;
+    temperature: what its logits are divided by outside training.
     """
 
     model_type = "langevin"

@@ -29,6 +29,7 @@ from langevin.errors import UsageError
 from langevin.kernels.view import wide
 from langevin.models.backbone import Feedback, LangevinModel, LangevinPreTrainedModel, Readout
 from langevin.models.config import LangevinConfig
+from langevin.models.ngrams import NGrams
 
 
 class LangevinForCausalLM(LangevinPreTrainedModel, GenerationMixin):
@@ -204,16 +205,20 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
         attention   Σ_i softmax_i(a·h_i) h_i
         last        h_n
 
-    over its n real tokens. Padding may stand at either side; a text of nothing is the zero vector.
+    over its n real tokens; ngrams: from none, by a linear model of tokens and pairs of them (`NGrams`).
+    Padding may stand at either side; a text of nothing is the zero vector.
     """
 
     def __init__(self, config: LangevinConfig) -> None:
         super().__init__(config)
-        self.model = LangevinModel(config)
-        if config.pooling == "attention":
-            self.attend = nn.Linear(config.hidden_size, 1, bias=False)
-        self.dropout = nn.Dropout(config.dropout)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        if config.pooling == "ngrams":
+            self.model: NGrams | LangevinModel = NGrams(config.vocab_size, config.num_labels)
+        else:
+            self.model = LangevinModel(config)
+            if config.pooling == "attention":
+                self.attend = nn.Linear(config.hidden_size, 1, bias=False)
+            self.dropout = nn.Dropout(config.dropout)
+            self.score = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -237,12 +242,17 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
             if not (self.training or torch.compiler.is_exporting()):  # tokens first, then padding
                 order = real.logical_not().byte().argsort(dim=1, stable=True)
                 real, given = real.gather(1, order), given[torch.arange(len(order))[:, None], order]
-        out = self.model(
-            **{"input_ids" if inputs_embeds is None else "inputs_embeds": given},
-            attention_mask=None if attention_mask is None else real,
-            **{**options, "use_cache": False, "return_dict": True},
-        )
-        logits = self.score(self.dropout(self._pooled(out.last_hidden_state, real)))
+        if isinstance(self.model, NGrams):
+            if inputs_embeds is not None or options.get("output_attentions"):
+                raise UsageError("a bag of n-grams reads tokens, and has no attention weights")
+            out, logits = BaseModelOutputWithPast(), self.model(given, real)
+        else:
+            out = self.model(
+                **{"input_ids" if inputs_embeds is None else "inputs_embeds": given},
+                attention_mask=None if attention_mask is None else real,
+                **{**options, "use_cache": False, "return_dict": True},
+            )
+            logits = self.score(self.dropout(self._pooled(out.last_hidden_state, real)))
         logits = logits.to(wide(logits.dtype))
         loss = None if labels is None else F.cross_entropy(logits, labels)
         if not self.training:

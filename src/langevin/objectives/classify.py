@@ -42,8 +42,8 @@ def logits_of(model: Any, batch: Batch) -> Tensor:
 @register("classify")
 @dataclass(frozen=True)
 class Classification(Objective):
-    pooling: Literal["mean", "attention", "last"] = "mean"
-    """How one vector is made of those of all tokens."""
+    pooling: Literal["mean", "attention", "last", "ngrams"] = "mean"
+    """How one vector is made of those of all tokens. ngrams: a linear model of them, without layers."""
     weights: Literal["equal", "balanced"] = "equal"
     """balanced: every class counts the same, however many texts it has."""
     smoothing: float = 0.0
@@ -64,6 +64,9 @@ class Classification(Objective):
             raise UsageError(
                 f"the texts of the task {config.task} have no classes", "Give --task classify."
             )
+        for name in ("init", "checkpointing"):
+            if self.pooling == "ngrams" and getattr(config, name):
+                raise UsageError(f"a bag of n-grams has no layers for --{name}", f"Leave --{name} out.")
 
     def model_settings(self) -> dict[str, Any]:
         return {"pooling": self.pooling}
