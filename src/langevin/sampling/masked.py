@@ -4,10 +4,10 @@ A text starts as a canvas of the length that the model was trained with: what is
 call of the network predicts all open positions, and a step then takes two draws: who is committed, and
 what. `langevin.sampling.orders` has the orders, and how committed positions may be opened again.
 
-Ancestral steps and first-hitting (with a call for each token, at temperature 1) sample from the model; the
-other orders look for its modes. With fewer steps than tokens a call commits several, each drawn as if it
-were alone. Where a step changes nothing, the prediction stands and the network is not called again. The
-mask has no logit.
+Ancestral steps, first-hitting and spread (with a call for each token, at temperature 1) sample from the
+model; the other orders look for its modes. With fewer steps than tokens a call commits several, each drawn
+as if it were alone. Where a step changes nothing, the prediction stands and the network is not called
+again. The mask has no logit.
 
 A model of blocks writes one block after another in this way; a finished block is read once more, and its
 keys and values stay in a cache. On a GPU a call of the network is replayed as one CUDA graph.
@@ -373,6 +373,10 @@ class Denoising:
             return open_BN & (who_BN < commits_B1), committed_BN & (who_BN < opens)
         if order == "ancestral":
             return open_BN & (who_BN >= self.share(then_B1)), none_BN
+        if order == "spread":
+            turn_BN = (self.asked_BL[:, here].cumsum(-1) - 1) % self.steps_B[:, None]
+            score_BN = torch.where(open_BN, uniform(self.seed_B, turn_BN, 0), -1.0)
+            return open_BN & (score_BN == score_BN.amax(-1, keepdim=True)), none_BN
         score_BN = who_BN
         if order != "first-hitting":
             assert self.logits_BLV is not None
