@@ -60,15 +60,12 @@ class Needle(Task):
         for name in ("needles", "keys", "values", "words", "samples"):
             if getattr(self, name) < 1:
                 raise UsageError(f"needle({name}={getattr(self, name)}) must be 1 or more")
-        if self.needles > self.keys:
-            raise UsageError(
-                f"{self.needles} needles need as many keys, not {self.keys}", "Give more --keys."
-            )
+        if self.needles > min(self.keys, self.values):
+            few = f"{self.keys} keys and {self.values} values"
+            raise UsageError(f"{self.needles} needles are more than {few} allow")
         for depth in self.tried_depths:
             if not 0 <= depth <= 1:
-                raise UsageError(
-                    f"a depth of {depth:g} is outside 0 to 1", "0 is the first place, 1 the last."
-                )
+                raise UsageError(f"a depth of {depth:g} is outside 0 to 1, the first place and the last")
 
     @property
     def tried_depths(self) -> list[float]:
@@ -76,12 +73,12 @@ class Needle(Task):
 
     def tried(self, config: TrainConfig) -> list[int]:
         lengths = read_lengths(self.lengths, config, TIMES, self.at)
-        least = (4 if self.form == "mqar" else 2) * self.needles + 4
+        least = max(8, 4 * self.needles if self.form == "mqar" else 2 * self.needles + 2)
         for length in (config.context, *lengths):
-            if length < max(8, least):
+            if length < least:
                 raise UsageError(
                     f"a length of {length} has no room for {self.needles} needles",
-                    f"Use a --context and --lengths of {max(8, least)} or more, or fewer --needles.",
+                    f"Use a --context and --lengths of {least} or more, or fewer --needles.",
                 )
         return lengths
 

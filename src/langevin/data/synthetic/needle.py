@@ -3,7 +3,8 @@
     … k₁ v₁ … k₂ v₂ … … k₁   ->   v₁
 
 A needle is a key with its value behind it. Words of the haystack, keys and values are three sets of tokens
-in this order, so a value stands nowhere but behind its own key, and one key of a row is asked for last.
+in this order, and no two needles of a row share a key or a value: a value stands nowhere but behind its
+own key. One key of a row is asked for last.
 A layout says where the keys of a row stand, and which needle each belongs to; a value is an answer where
 its needle came before.
 
@@ -72,7 +73,7 @@ class Haystack:
             tokens = self.corpus.rows(split, draw.below(len(self.corpus.tokens(split)), rows), length)
         at, scored = np.arange(rows)[:, None], np.zeros(tokens.shape, bool)
         keys = self.words + draw.distinct(self.keys, rows, needles)
-        values = self.words + self.keys + draw.below(self.values, rows, needles)
+        values = self.words + self.keys + draw.distinct(self.values, rows, needles)
         tokens[at, places] = keys[at, which]
         tokens[at, places + 1] = values[at, which]
         scored[at, places + 1] = came_before(which)
