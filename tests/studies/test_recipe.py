@@ -22,6 +22,8 @@ NAMES = [
     "drift-diffusion-gpt2",
     "heat-calibration",
     "heat-depth-law",
+    "length-generalisation",
+    "needle",
     "speed",
     "ssmax-text8",
     "swap-softmax",

@@ -74,7 +74,7 @@ def test_an_oracle_finds_all_of_them_and_every_cell_counts_what_it_says(filler: 
             assert cell.high == 1.0 > cell.low > 0.85
     assert rows["accuracy", ("length", 256)].n == 90
     assert (rows["accuracy",].value, rows["accuracy",].n) == (1.0, 90)
-    assert rows["distracted",].value == 0
+    assert rows["answers_of_other_keys",].value == 0
     assert details["examples"] == [1.0] * 90
     assert sum(len(key) == 3 for key in rows) == 3 * 3 * 3
 

@@ -59,7 +59,7 @@ def by_length_and_depth(
     """The whole grid, and right or wrong of every row at the length `at`. A cell is told three times: by
     its depth, by where the needle stands and by how far it is from the end, as the same position at
     another length tells dilution from position."""
-    rows: list[Row] = []
+    cells: list[Row] = []
     answers: dict[int, list[np.ndarray]] = {n: [] for n in lengths}
     others: dict[int, list[np.ndarray]] = {n: [] for n in lengths}
     for n in lengths:
@@ -67,15 +67,17 @@ def by_length_and_depth(
             right, other = trial(n, depth)
             found, position = wilson(int(right.sum()), len(right)), math.floor(depth * n)
             for axis, place in (("depth", depth), ("position", position), ("distance", n - position)):
-                rows.append(Row.of("accuracy", found, "exact", len(right), {"length": n, axis: place}))
+                cells.append(Row.of("accuracy", found, "exact", len(right), {"length": n, axis: place}))
             answers[n].append(right)
             others[n].append(other)
-    for name, by in (("accuracy", answers), ("distracted", others)):
-        pooled = {n: np.concatenate(by[n]) for n in lengths}
-        whole = {n: wilson(int(x.sum()), len(x)) for n, x in pooled.items()}
-        rows += [Row.of(name, whole[n], "exact", len(pooled[n]), {"length": n}) for n in lengths]
-        rows.insert(0, Row.of(name, whole[at], "exact", len(pooled[at])))
-    return rows[1::-1] + rows[2:], np.concatenate(answers[at]).astype(float).tolist()
+    whole, by_length = [], []
+    for name, by in (("accuracy", answers), ("answers_of_other_keys", others)):
+        for n, parts in by.items():
+            pooled = np.concatenate(parts)
+            found = wilson(int(pooled.sum()), len(pooled))
+            by_length.append(Row.of(name, found, "exact", len(pooled), {"length": n}))
+            whole += [Row.of(name, found, "exact", len(pooled))] if n == at else []
+    return [*whole, *by_length, *cells], np.concatenate(answers[at]).astype(float).tolist()
 
 
 class InWords:

@@ -23,7 +23,7 @@ class Lengths(LanguageModelling):
 
     metrics = (
         Metric("nll", "loss", "nats/token", "lower"),
-        Metric("rise", "rise of the loss over that at the training length", "fraction", "lower"),
+        Metric("rise", "relative rise of the loss over that at the training length", "", "lower"),
     )
     reported: ClassVar[tuple[str, ...]] = ("nll", "rise")
     judged: ClassVar[tuple[str, ...]] = ()

@@ -38,7 +38,7 @@ class Needle(Task):
 
     metrics = (
         Metric("accuracy", "retrieval accuracy", "fraction", "higher"),
-        Metric("distracted", "answers that belong to another key", "fraction", "neither"),
+        Metric("answers_of_other_keys", "answers of other keys", "fraction", "neither"),
     )
     primary = "accuracy"
     reported = ("accuracy",)

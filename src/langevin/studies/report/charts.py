@@ -11,7 +11,6 @@ import numpy as np
 from langevin import figures
 from langevin.evaluation.rows import Metric
 from langevin.figures import Ends, Grid, Heads, Line, Mark
-from langevin.studies.inference import estimate
 from langevin.studies.numbers import (
     common_spread,
     counted,
@@ -23,7 +22,7 @@ from langevin.studies.numbers import (
 )
 from langevin.studies.report.page import Chart, plainly
 from langevin.studies.report.study import TALL, marks, titled
-from langevin.studies.results import CONFIRMED, COSTS, Key, PartResult, Results
+from langevin.studies.results import CONFIRMED, COSTS, Key, PartResult, Results, estimated
 
 
 def charts(results: Results) -> dict[str, list[Chart]]:
@@ -200,7 +199,7 @@ def _over_one(
     for arm, values in measured.items():
         places = sorted(place for (place,) in values)
         means = [fmean(values[place,]) for place in places]
-        ends = [_ends(estimate(values[place,])) for place in places]
+        ends = [_ends(estimated(metric, values[place,])) for place in places]
         lines.append(Line(arm, numbers[arm], places, means, ends))
     every = [place for line in lines for place in line.x]
     log = min(every) > 0 and max(every) >= 8 * min(every)
