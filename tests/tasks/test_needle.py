@@ -91,7 +91,7 @@ def test_an_oracle_recalls_every_key_of_many(monkeypatch: pytest.MonkeyPatch) ->
         ("accuracy", ("state", 512)): 1.0,
     }
     batch = task.batch(task.prepare(config), config, 0)
-    assert (batch["scored"].sum(1) == 8).all()
+    assert (batch["scored"].sum(1) >= 8).all()  # rows to learn from are easy and hard
 
 
 def test_it_learns_in_seconds_and_holds_at_eight_times_the_length(tmp_path: Path) -> None:

@@ -109,10 +109,13 @@ class Needle(Task):
     def batch(self, data: Any, config: TrainConfig, step: int) -> dict[str, Any]:
         from langevin.data.synthetic import needle
 
-        layout = needle.queried if self.form == "mqar" else needle.recurring
-        draw = needle.Draw(config.seed, step)
-        places = layout(draw, config.batch, config.context, self.needles)
-        return dict(data.rows(draw, "train", places, self.needles))
+        draw, shape = needle.Draw(config.seed, step), (config.batch, config.context, self.needles)
+        if self.form == "mqar":
+            places, which = needle.queried(draw, *shape)
+            which = which % needle.easy_and_hard(draw, config.batch, self.needles)
+        else:
+            places, which = needle.recurring(draw, *shape)
+        return dict(data.rows(draw, "train", (places, which), self.needles))
 
     def held_out(self, data: Any, config: TrainConfig) -> list[dict[str, Any]]:
         from langevin.data.synthetic.needle import Draw

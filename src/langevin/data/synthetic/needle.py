@@ -85,11 +85,16 @@ def came_before(which_BP: np.ndarray) -> np.ndarray:
     return np.tril(same, -1).any(-1)
 
 
+def easy_and_hard(draw: Draw, rows: int, needles: int) -> np.ndarray:
+    """To learn from: 1 to `needles` needles, a number that differs from row to row, uniform in its
+    logarithm. Where all rows are hard, nothing is learned for long."""
+    return np.exp(draw.uniform(rows, 1) * np.log(needles + 1)).astype(np.int64)
+
+
 def recurring(draw: Draw, rows: int, length: int, needles: int) -> Layout:
-    """To learn from: pairs fill half of a row, and each is one of 1 to `needles` needles, a number that
-    differs from row to row (uniform in its logarithm), so that rows are easy and hard from the start."""
+    """To learn from: pairs fill half of a row, and each is any of its needles."""
     pairs = length // 4
-    some = np.exp(draw.uniform(rows, 1) * np.log(needles + 1)).astype(np.int64)
+    some = easy_and_hard(draw, rows, needles)
     cells = np.sort(draw.distinct((length - 2) // 2, rows, pairs - 1), 1)
     places = 2 * cells + draw.below(2, rows, 1)
     return _asked_last(places, length), draw.below(some, rows, pairs)
