@@ -94,7 +94,9 @@ def test_an_oracle_recalls_every_key_of_many(monkeypatch: pytest.MonkeyPatch) ->
     assert (batch["scored"].sum(1) >= 8).all()  # rows to learn from are easy and hard
 
 
-def test_it_learns_in_seconds_and_holds_at_eight_times_the_length(tmp_path: Path) -> None:
+def test_it_learns_in_seconds_and_holds_at_eight_times_the_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = "--width 32 --context 32 --needles 2 --keys 4 --values 4 --words 4 --samples 20 --steps 200"
     out = tmp_path / "run"
     assert (
@@ -108,6 +110,13 @@ def test_it_learns_in_seconds_and_holds_at_eight_times_the_length(tmp_path: Path
         if row["metric"] == "accuracy"
     }
     assert rows[()]["value"] == rows[("length", 256),]["value"] > 0.9
+    capsys.readouterr()
+    other = ["--task", "needle(lengths='40', depths='0.5')", "--json"]  # and with its own 4 keys
+    assert cli.main(["evaluate", str(out), "--device", "cpu", *other]) == 0
+    first = json.loads(capsys.readouterr().out)["rows"][0]
+    assert (first["value"], first["n"]) == (pytest.approx(1, abs=0.2), 20)
+    assert cli.main(["generate", str(out)]) == 2
+    assert "a run of the task needle has no words to write" in capsys.readouterr().err
 
 
 def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ class Evaluate(WithSampling):
     path: tyro.conf.Positional[Path]
     """A run folder; with --task also a saved causal model that has a tokenizer."""
     task: str | None = None
-    """What else to try it on: the task of the run with other settings, lengths for one of lm, or needle for
+    """What else to try it on: the run's task with other settings, lengths for a run of lm, or needle for
     any model that reads text. This is shown, and not kept."""
     split: Literal["test", "valid"] = "test"
     stride: int | None = None
@@ -364,6 +364,8 @@ class Evaluate(WithSampling):
             run = load(self.path, checkpoint=self.checkpoint, data=self.data)
         with console_for(stderr=True).status(f"trying {self.path} on {task.name}"):
             if run is not None and isinstance(task, type(run.task)):
+                own = vars(run.task) | {k: v for k, v in vars(task).items() if v != getattr(type(task), k)}
+                task = type(task)(**own)  # what the run was trained with, unless it is said anew
                 run = replace(run, config=replace(run.config, task=written(task)))
                 result = measured(run, run.model, self.split, **options)
             else:
@@ -450,6 +452,8 @@ class Generate(WithSampling):
         device = pick_device(self.device)
         run = load(self.run_folder, checkpoint=self.checkpoint)
         write = run.objective.sampler()
+        if not run.task.used_by:
+            raise UsageError(f"a run of the task {run.task.name} has no words to write", "Use evaluate.")
         seeds = range(self.seed, self.seed + self.samples)
         requests = self.sampling.requests(self.prompt, seeds)
         watching: dict[str, Any] = {}
