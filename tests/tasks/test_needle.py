@@ -189,11 +189,11 @@ def test_any_model_that_reads_text_is_tried_with_needles_in_words(
 def test_needles_in_words_stand_where_they_should_and_nowhere_else(text: str) -> None:
     from langevin.data import prepare
     from langevin.data.synthetic.needle import Draw
-    from langevin.evaluation.retrieval import InWords
+    from langevin.evaluation.retrieval import InWords, refuse_beyond_positions
 
     corpus = prepare(text, tokenizer="bytes", progress=False)
     words = InWords(Oracle(corpus.vocab_size), corpus.tokenizer, corpus, needles=3, samples=1)
-    assert words.longest() is None
+    assert refuse_beyond_positions(words.model, 10**6) is None
     for depth in (0.0, 0.5, 1.0):
         tokens, answer, others = words.row(Draw(7), 400, depth)
         assert len(tokens) == 400

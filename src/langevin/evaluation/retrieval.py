@@ -80,6 +80,21 @@ def by_length_and_depth(
     return [*whole, *by_length, *cells], np.concatenate(answers[at]).astype(float).tolist()
 
 
+def refuse_beyond_positions(model: Any, longest: int) -> int | None:
+    """How many learned positions a model has, which must reach; None: it has none."""
+    config = model.config
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    tables = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
+    if not (tables - {model.get_input_embeddings().num_embeddings}) & {limit, (limit or 0) + 2}:
+        return None
+    if limit is not None and longest > limit:
+        raise UsageError(
+            f"a length of {longest} is beyond the {limit} learned positions of the model",
+            "Give shorter lengths.",
+        )
+    return limit
+
+
 class InWords:
     """Needles in a text, for a model that reads text: each key has a number of four digits, and the last
     sentence asks for that of the first key. No number stands in the text around."""
@@ -94,14 +109,6 @@ class InWords:
         self.text = text[text != corpus.separator].astype(np.int64)
         begins = tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
         self.start = [tokenizer.bos_token_id] if begins else []
-
-    def longest(self) -> int | None:
-        """What learned positions allow; None: there are none."""
-        config = self.model.config
-        limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-        tables = {m.num_embeddings for m in self.model.modules() if isinstance(m, nn.Embedding)}
-        tables -= {self.model.get_input_embeddings().num_embeddings}
-        return limit if tables & {limit, (limit or 0) + 2} else None
 
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)

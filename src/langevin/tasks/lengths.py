@@ -69,6 +69,7 @@ class Lengths(LanguageModelling):
 
         from langevin.evaluation.attention import learned_scalars
         from langevin.evaluation.likelihood import bootstrap, per_unit, score
+        from langevin.evaluation.retrieval import refuse_beyond_positions
         from langevin.objectives.ar import Strided
 
         refuse_training_split(split)
@@ -81,6 +82,7 @@ class Lengths(LanguageModelling):
                 f"{split} has {len(tokens)} tokens, too few for a length of {longest}",
                 "Use shorter --lengths, or more text.",
             )
+        refuse_beyond_positions(model, longest)  # of a pretrained model
         text = torch.from_numpy(tokens[: windows * longest + 1].astype("int64"))
         model = model.to(device).eval()
         losses = {

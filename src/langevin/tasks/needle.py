@@ -41,7 +41,7 @@ class Needle(Task):
         Metric("answers_of_other_keys", "answers of other keys", "fraction", "neither"),
     )
     primary = "accuracy"
-    reported = ("accuracy",)
+    reported = ("accuracy", "answers_of_other_keys")
     used_by = ""
     shows_training = True
     budget = 1_500_000
@@ -206,21 +206,19 @@ class Needle(Task):
     ) -> tuple[list[Row], dict[str, Any]]:
         """Needles in words, in a text of the data."""
         from langevin.data import prepare
-        from langevin.evaluation.retrieval import InWords, by_length_and_depth
+        from langevin.evaluation.retrieval import InWords, by_length_and_depth, refuse_beyond_positions
 
         if self.form != "needle":
             raise UsageError("recall of many keys is for models trained on it", "Leave form out.")
         corpus = prepare(data, tokenizer=tokenizer.name_or_path, progress=False)
         words = InWords(model.to(device).eval(), tokenizer, corpus, self.needles, self.samples)
-        limit = words.longest()
-        made_for = limit or getattr(model.config, "max_position_embeddings", None) or IN_WORDS[-1]
-        lengths = [int(n) for n in read_numbers(self.lengths, "lengths")]
-        lengths = lengths or [n for n in IN_WORDS if n <= made_for]
-        if limit is not None and max(lengths) > limit:
-            raise UsageError(
-                f"a length of {max(lengths)} is beyond the {limit} learned positions of the model",
-                "Give shorter lengths.",
-            )
+        made_for = refuse_beyond_positions(model, 0) or getattr(model.config, "max_position_embeddings", 0)
+        lengths = sorted({int(n) for n in read_numbers(self.lengths, "lengths")})
+        lengths = lengths or [n for n in IN_WORDS if n <= (made_for or IN_WORDS[-1])] or [made_for]
+        at = self.at or max(lengths)
+        if at not in lengths:
+            raise UsageError(f"at={at} is no length that is tried", f"Choose one of {lengths}.")
+        refuse_beyond_positions(model, max(lengths))
         if max(lengths) >= len(words.text):
             raise UsageError(f"the text has {len(words.text)} tokens, too few for {max(lengths)}")
         at_once = {n: max(1, batch * 128 // n) for n in lengths}
@@ -228,6 +226,6 @@ class Needle(Task):
             lambda n, depth: words.trial(n, depth, at_once[n], device),
             lengths,
             self.tried_depths,
-            self.at or max(lengths),
+            at,
         )
         return rows, {"rows of a cell": self.samples, "guessing": {"a number of the row": 1 / self.needles}}

@@ -231,6 +231,7 @@ def _over_two(
     title: str, metric: Metric, axes: tuple[str, ...], measured: Measured, numbers: dict[str, int]
 ) -> list[Chart]:
     every = [fmean(seeds) for values in measured.values() for seeds in values.values()]
+    ends = (0.0, 1.0) if metric.unit == "fraction" else (min(every), max(every))
     made = []
     for arm, values in measured.items():
         own = [fmean(seeds) for seeds in values.values()]
@@ -238,7 +239,7 @@ def _over_two(
         means = [[fmean(values[row, column] or [math.nan]) for column in columns] for row in rows]
         grid = Grid(means, [plainly(row) for row in rows], [plainly(column) for column in columns])
         labels, meaning = (axes[1], axes[0]), with_unit(metric.label, metric.unit)
-        figure = figures.heatmap([grid], labels, meaning, (min(every), max(every)))
+        figure = figures.heatmap([grid], labels, meaning, ends)
         told = [f"{number(min(own))} to {number(max(own))}"]
         made.append(_chart(f"{arm}: {title}", figure, told))
     return made
