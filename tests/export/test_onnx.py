@@ -20,8 +20,8 @@ from langevin import cli
 from langevin.errors import UsageError, WorkError
 from langevin.export import to_onnx
 from langevin.export.runtime import OnnxClassifier
-from langevin.models.backbone import LangevinForSequenceClassification
 from langevin.models.config import LangevinConfig
+from langevin.models.heads import LangevinForSequenceClassification
 
 TEXTS = ["fine", "cold and grey film\n\tof 1999!", "😀 <|endoftext|> naïve", "", "square " * 200]
 

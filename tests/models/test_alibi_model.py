@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM
 
 import langevin
 from langevin.errors import UsageError
-from langevin.models.backbone import LangevinForCausalLM, LangevinModel
+from langevin.models.backbone import LangevinModel
 from langevin.models.config import LangevinConfig
+from langevin.models.heads import LangevinForCausalLM
 
 MIXERS = [
     "softmax",

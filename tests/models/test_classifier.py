@@ -11,9 +11,9 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 from langevin.data.examples import reading
 from langevin.data.tokenizers import make
-from langevin.models.backbone import LangevinForSequenceClassification
 from langevin.models.config import LangevinConfig
 from langevin.models.convert import from_pretrained
+from langevin.models.heads import LangevinForSequenceClassification
 
 MIXERS = ("neighbor", "neighbor(hops='dilated')", "softmax", "ssmax", "sigmoid", "sima", "heat(t=0.28)")
 

@@ -234,7 +234,7 @@ def test_compare_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert results["unit"] == "examples"
     assert part["settings"]["tokens"] == 2 * 96
     page = (out / "report.html").read_text()
-    for title in ("Calibration", "F1 by class", "confusion by class and said", "The surest mistakes"):
+    for title in ("Calibration", "F1 by class", "confusion by class and predicted", "The surest mistakes"):
         assert title in page
     assert "examples/s" in page
     runs = [str(out / arm / f"seed-{seed}") for arm in ("softmax", "neighbor") for seed in (0, 1)]

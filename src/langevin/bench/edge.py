@@ -37,7 +37,7 @@ from langevin.errors import UsageError
 from langevin.evaluation.cost import parameter_count
 from langevin.export.runtime import INPUTS
 from langevin.mixers import parse
-from langevin.models.backbone import LangevinForSequenceClassification
+from langevin.models.heads import LangevinForSequenceClassification
 from langevin.settings import TrainConfig
 from langevin.training.start import model_config
 

@@ -82,10 +82,8 @@ def measure(
             rows.append(_row(name, estimate, "exact", int(true), {"class": label}))
     for label, counts in zip(names, table, strict=True):
         for other, count in zip(names, counts, strict=True):
-            share = float(count / max(1, counts.sum()))
-            rows.append(
-                Row("confusion", share, "diagnostic", {"class": label, "said": other}, n=int(counts.sum()))
-            )
+            total, at = int(counts.sum()), {"class": label, "predicted": other}
+            rows.append(Row("confusion", float(count / max(1, total)), "diagnostic", at, n=total))
     return rows, {
         "examples": (said == truth).astype(float).tolist(),
         "calibration": asdict(sure),

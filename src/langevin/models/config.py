@@ -11,7 +11,7 @@ from langevin.mixers.spec import Spec, parse
 POSITIONS = ("none", "learned", "sinusoidal", "rope", "alibi")
 MLPS = ("gelu", "swiglu")
 NORMS = ("layernorm", "rmsnorm")
-CANDIDATES = ("none", "soft", "full")
+CANDIDATES = ("none", "soft", "hidden", "full")
 POOLINGS = ("mean", "attention", "last")
 
 
@@ -19,9 +19,9 @@ class LangevinConfig(PreTrainedConfig):
     """One pre-norm transformer whose mixer is a spec, or a list with one spec per layer.
 
     positions: none, learned, sinusoidal, rope or alibi; mlp: gelu or swiglu; norm: layernorm or rmsnorm.
-    candidates: what positions of a masked model hold beside tokens, none, soft or full. pooling: how a
-    classifier makes one vector of its tokens, mean, attention or last; temperature: what its logits are
-    divided by outside training.
+    candidates: what positions of a masked model hold beside tokens, none, soft, hidden or full. pooling:
+    how a classifier makes one vector of its tokens, mean, attention or last; temperature: what its logits
+    are divided by outside training.
     """
 
     model_type = "langevin"

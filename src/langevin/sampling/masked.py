@@ -332,7 +332,9 @@ class Denoising:
         some_B = slice(None) if self.all_rows else self.stale_B
         real = self.real_BL[some_B] if self.padded else None
         more = {} if self.cache is None else {"past_key_values": self.cache}
-        logits = self.model(attention_mask=real, **self.inputs(some_B), **more).logits
+        out = self.model(attention_mask=real, **self.inputs(some_B), **more)
+        self.carry(out, some_B)
+        logits = out.logits
         if self.cache is not None:
             step_back(self.cache, self.block)
         logits.index_fill_(-1, self.forbidden, -torch.inf)
@@ -343,10 +345,13 @@ class Denoising:
         else:
             self.logits_BLV[self.stale_B] = logits
 
-    def inputs(self, some_B: Any) -> dict[str, Tensor]:
+    def inputs(self, some_B: Any) -> dict[str, Any]:
         """What the network reads of some texts, or of all (a slice); `logits_BLV` are those of the call
         before (None: none)."""
         return {"input_ids": self.input_BN[some_B]}
+
+    def carry(self, out: Any, some_B: Any) -> None:
+        """Keep what the next call reads of this one."""
 
     def _chosen(self) -> tuple[Tensor, Tensor]:
         """Which open positions are committed in this step, and which committed ones are opened, (B, N)."""

@@ -402,7 +402,7 @@ def _tuning(plan: Plan, results: Results) -> str:
 
 def _own_settings(plan: Plan, arm: ArmResult) -> list[str]:
     hidden = ("mixer", "lr") if plan.tune else ("mixer",)
-    return [f"{key} {value}" for key, value in arm.settings.items() if key not in hidden]
+    return [f"{key} {value}" for key, value in arm.settings.items() if not (key in hidden or value is None)]
 
 
 def unequal(part: PartResult, name: str) -> Iterator[str]:

@@ -132,7 +132,7 @@ class Classify(Task):
             {
                 "text": originals[rows[i]],
                 "class": texts.classes[int(labels[i])],
-                "said": texts.classes[said],
+                "predicted": texts.classes[said],
                 "probability": sure,
             }
             for i, said, sure in classes.surest_mistakes(logits, labels, temperature)

@@ -12,7 +12,7 @@ from langevin.data import names
 from langevin.environment import can_compile, pick_device, session
 from langevin.errors import UsageError
 from langevin.mixers import parse
-from langevin.models import backbone
+from langevin.models import heads
 from langevin.models.config import LangevinConfig
 from langevin.models.pretrained import encoder, located, pretrained, trained_length, without_weights
 from langevin.objectives import OBJECTIVES
@@ -157,12 +157,12 @@ def build(config: TrainConfig, data: Any, spread: bool = False) -> Any:
     be spread over processes does not get here."""
     settings = TASKS.parse(config.task).model_settings(config, data)
     if config.init is None:
-        head = getattr(backbone, OBJECTIVES.parse(config.objective).head)
+        head = getattr(heads, OBJECTIVES.parse(config.objective).head)
         return head(model_config(config, **settings)).train()
     objective = OBJECTIVES.parse(config.objective)
     if not objective.causal:
         own = {**settings, **objective.model_settings()}
-        model = encoder(config.init, getattr(backbone, objective.head), config.mixers, own)
+        model = encoder(config.init, getattr(heads, objective.head), config.mixers, own)
     else:
         model = (without_weights if spread else pretrained)(config.init, config.mixer)
     if settings["vocab_size"] > model.get_input_embeddings().weight.shape[0]:

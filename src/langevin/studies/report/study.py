@@ -148,7 +148,7 @@ def _by_arm(
     several, mark, rows = len(results.parts) > 1, marks(results), []
     for part, arm in _rows(results):
         found = cells(part, arm)
-        own = {key: value for key, value in arm.settings.items() if value != arm.name}
+        own = {key: value for key, value in arm.settings.items() if value not in (arm.name, None)}
         fine = tuple(str(value) if key == "mixer" else f"{key} {value}" for key, value in own.items())
         head = [Cell(arm.name, arm.name, fine=fine, arm=mark[arm.name])]
         head += [Cell(part.name, part.name, kind="quiet")] * several
@@ -328,13 +328,13 @@ def _samples(results: Results) -> Part:
 
 
 def _mistakes(results: Results) -> Table:
-    columns = [Column("arm"), Column("said", kind="left"), Column("sure"), Column("is", kind="left")]
+    columns = [Column("arm"), Column("predicted", kind="left"), Column("sure"), Column("is", kind="left")]
     rows = []
     for part, arm in _rows(results):
         for wrong in next((found for run in arm.runs if (found := run.details.get("mistakes"))), ()):
             text, sure = " ".join(wrong["text"].split()), wrong["probability"]
             cut = text[:LONGEST_MISTAKE] + "…" * (len(text) > LONGEST_MISTAKE)
-            shown = [wrong["said"], Cell(numbers.percent(sure), sure), wrong["class"], cut]
+            shown = [wrong["predicted"], Cell(numbers.percent(sure), sure), wrong["class"], cut]
             rows.append([titled(arm.name, part, results), *shown])
     return Table("The surest mistakes", [*columns, Column("text", kind="words")], rows)
 
