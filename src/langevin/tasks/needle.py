@@ -212,11 +212,10 @@ class Needle(Task):
             raise UsageError("recall of many keys is for models trained on it", "Leave form out.")
         corpus = prepare(data, tokenizer=tokenizer.name_or_path, progress=False)
         words = InWords(model.to(device).eval(), tokenizer, corpus, self.needles, self.samples)
-        made_for: int = refuse_beyond_positions(model, 0) or getattr(
-            model.config, "max_position_embeddings", 0
-        )
+        made_for = refuse_beyond_positions(model, 0)
+        made_for = made_for or int(getattr(model.config, "max_position_embeddings", None) or IN_WORDS[-1])
         lengths = sorted({int(n) for n in read_numbers(self.lengths, "lengths")})
-        lengths = lengths or [n for n in IN_WORDS if n <= (made_for or IN_WORDS[-1])] or [made_for]
+        lengths = lengths or [n for n in IN_WORDS if n <= made_for] or [made_for]
         at = self.at or max(lengths)
         if at not in lengths:
             raise UsageError(f"at={at} is no length that is tried", f"Choose one of {lengths}.")
