@@ -28,6 +28,8 @@ NAMES = [
     "drift-diffusion-gpt2",
     "heat-calibration",
     "heat-depth-law",
+    "length-generalisation",
+    "needle",
     "neighbor-classification",
     "neighbor-listops",
     "neighbor-memory",

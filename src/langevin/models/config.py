@@ -68,13 +68,14 @@ class LangevinConfig(PreTrainedConfig):
         if self.num_hidden_layers < 1:
             raise UsageError(f"a model needs at least one layer, not {self.num_hidden_layers}")
         direction = "causal" if self.causal else "bidirectional"
+        placed = [s for s in self.mixers if isinstance(s.mixer, Mechanism)] or self.mixers
         for spec in self.mixers:
             if direction not in getattr(spec.mixer, "directions", DIRECTIONS):
                 raise UsageError(
                     f"{spec} has no {direction} form, which this objective needs",
                     f"Choose another mixer; it is {' and '.join(spec.mixer.directions)} only.",
                 )
-            if self.positions == "alibi" and not getattr(spec.mixer, "has_alibi", False):
+            if self.positions == "alibi" and spec in placed and not getattr(spec.mixer, "has_alibi", False):
                 raise no_alibi(spec)
             if self.candidates == "full" and (
                 self.positions == "alibi"
