@@ -269,9 +269,10 @@ def heatmap(grids: Sequence[Grid], labels: tuple[str, str], meaning: str, ends: 
             axes.set_box_aspect(1)
         mesh = axes.pcolormesh(grid.values, cmap="viridis", vmin=low, vmax=high)
         for names, ticks, turned in ((grid.columns, axes.set_xticks, 90), (grid.rows, axes.set_yticks, 0)):
-            few = len(names) <= 10 and (not turned or sum(map(len, names)) <= 40)
+            few = len(names) <= 12 and (not turned or sum(map(len, names)) <= 40)
             places = [i + 0.5 for i in range(len(names))]
-            ticks(places, names, size=TEXT if few else 5, rotation=0 if few else turned)
+            size = TEXT if few else 9 if len(names) <= 16 else 5
+            ticks(places, names, size=size, rotation=0 if few else turned)
         axes.invert_yaxis()
         axes.grid(visible=False)
         cells = [(i, j, v) for i, row in enumerate(grid.values) for j, v in enumerate(row)]

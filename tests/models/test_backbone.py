@@ -304,12 +304,12 @@ def test_names_of_weights_are_those_of_version_0_1() -> None:
     }
 
 
-@pytest.mark.parametrize("first", ["langevin", "transformers"])
+@pytest.mark.parametrize("first", ["langevin", "transformers", "langevin.models.backbone"])
 def test_importing_langevin_is_enough_for_the_auto_classes(first: str, tmp_path: Path) -> None:
     model().save_pretrained(tmp_path)
-    lines = ["import langevin", "from transformers import AutoConfig, AutoModelForCausalLM"]
+    lines = ["import langevin", "from transformers import AutoModelForCausalLM"]
     check = f"print(type(AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})).__name__)"
-    script = [*(lines if first == "langevin" else lines[::-1]), check]
+    script = [lines[1] if first == "transformers" else f"import {first}", *lines, check]
     if first == "langevin":
         script.insert(1, "import sys; assert not {'torch', 'transformers'} & set(sys.modules)")
     done = subprocess.run(

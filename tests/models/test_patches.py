@@ -109,6 +109,7 @@ def test_muon_leaves_the_stem_alone() -> None:
     ("changes", "said"),
     [
         ({"causal": True}, "seen from all sides"),
+        ({"pooling": "ngrams"}, "reads texts"),
         ({"patch_size": 3}, "do not fill images of 8 × 8"),
         ({"patch_size": 1, "stem": "convolutions"}, "convolutions make patches of 2, 4, 8"),
         ({"positions": "alibi"}, "along a line"),

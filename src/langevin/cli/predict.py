@@ -127,7 +127,7 @@ def opened(folder: Path, checkpoint: str, data: str | None = None) -> Any:
     if run.task.used_by != "predict":
         raise UsageError(
             f"{folder} is a run of the task {run.task.name}, which has no classes",
-            f"Use langevin {run.task.used_by}.",
+            f"Use langevin {run.task.used_by or 'evaluate'}.",
         )
     return run
 

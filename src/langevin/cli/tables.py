@@ -107,6 +107,24 @@ def class_tables(result: dict[str, Any]) -> Iterator[Table]:
         yield table
 
 
+def grid_tables(rows: list[dict[str, Any]], task: Any) -> Iterator[Table]:
+    """What was measured over two coordinates, a table for each pair of them."""
+    pairs = dict.fromkeys((row["metric"], *row["at"]) for row in rows if len(row["at"]) == 2)
+    for metric, down, across in pairs:
+        found = {
+            tuple(row["at"].values()): row["value"]
+            for row in rows
+            if (row["metric"], *row["at"]) == (metric, down, across)
+        }
+        names, columns = (list(dict.fromkeys(sorted(place[i] for place in found))) for i in (0, 1))
+        title = f"{task.metric(metric).label} by {down} (rows) and {across}"
+        table = table_of(title, "", *(f"{column:,}" for column in columns))
+        for name in names:
+            shown = (found.get((name, column)) for column in columns)
+            table.add_row(f"{name:,}", *("" if value is None else f"{value:.3f}" for value in shown))
+        yield table
+
+
 def _at(rows: list[dict[str, Any]], name: str, at: dict[str, Any]) -> dict[str, Any] | None:
     return next((row for row in rows if row["metric"] == name and row["at"] == at), None)
 

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -41,7 +41,8 @@ class HubTexts:
 
     repository: str
     files: dict[str, tuple[str, ...]]
-    """Our file: the Hub splits whose rows it holds, in order."""
+    """Our file: the Hub splits whose rows it holds, in order; of none: one for each split, whose classes
+    have their names."""
     config: str | None = None
     revision: str | None = None
     documents: bool = False
@@ -76,9 +77,11 @@ def reachable() -> bool:
     return True
 
 
-def fetch(name: str, texts: HubTexts | None, folder: Path, looked_for: str) -> None:
-    """Fetch a set into a folder, or say what was looked for and how to get it."""
-    here = "set LANGEVIN_DATA to a folder that has it"
+SET_ROOT = "set LANGEVIN_DATA to a folder that has it"
+
+
+def fetch(name: str, texts: HubTexts | None, folder: Path, looked_for: str, here: str = SET_ROOT) -> None:
+    """Fetch a set into a folder, or say what was looked for and how to get it; here: without the Hub."""
     missing = f"{name} is not here: looked for {looked_for}"
     if texts is None:
         raise UsageError(missing, f"It is not on the Hugging Face Hub: {here}.")
@@ -106,6 +109,10 @@ def _fetch(texts: HubTexts, folder: Path) -> None:
         name: [load(split=split, revision=texts.revision) for split in splits]
         for name, splits in texts.files.items()
     }
+    if not parts:
+        every = load().items()
+        lone = "rows.jsonl" if len(every) == 1 else None  # which is cut into splits
+        parts = {lone or f"{split}.jsonl": [_with_names(rows, texts)] for split, rows in every}
 
     def write(place: Path) -> None:
         for name, rows in parts.items():
@@ -116,3 +123,21 @@ def _fetch(texts: HubTexts, folder: Path) -> None:
     with FileLock(folder.parent / f".{folder.name}.lock"):
         if not folder.is_dir():  # else another process was first
             write_folder(folder, write)
+
+
+def _with_names(rows: Any, texts: HubTexts) -> Iterator[dict[str, Any]]:
+    """Rows whose classes are words and not numbers, where the Hub knows them; -1 is none."""
+    for column in texts.columns:
+        if column not in rows.features:
+            there = ", ".join(map(repr, rows.features))
+            raise UsageError(
+                f"{texts.repository} has no column {column!r}: it has {there}",
+                "Name the columns of the text and the label (--text-column NAME, --label-column NAME).",
+            )
+    names = {column: getattr(rows.features[column], "names", None) for column in texts.columns}
+    for row in rows:
+        told = {column: row[column] for column in names}
+        for column, known in names.items():
+            if known is not None:
+                told[column] = known[row[column]] if (row[column] or 0) >= 0 else None
+        yield told

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModel, DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -27,6 +27,7 @@ from langevin.mixers.mechanism import Mechanism, Scalars
 from langevin.models.attention import ROPE_BASE, Attention, Rotation, angles, planar, rotary, visible
 from langevin.models.cache import extent
 from langevin.models.config import LangevinConfig
+from langevin.models.ngrams import NGrams
 from langevin.models.patches import Convolution, Patches
 
 
@@ -89,7 +90,7 @@ def mixing(config: LangevinConfig, layer: int) -> Any:
 
 
 class Feedback(nn.Linear):
-    """W of E[MASK] + W Σ_j p_j E[v_j]: zero at first, when candidates count for nothing."""
+    """W of what a position carries from the call before: zero at first, when that counts for nothing."""
 
 
 class Readout(nn.Module):
@@ -144,6 +145,9 @@ class LangevinPreTrainedModel(PreTrainedModel):
         elif isinstance(module, Readout):
             init.zeros_(module.direction)
             init.ones_(module.share)
+        elif isinstance(module, NGrams):
+            for weight in module.parameters():
+                init.zeros_(weight)
         elif isinstance(module, Convolution):
             module.start()
         elif isinstance(module, Patches) and module.token is not None:
@@ -285,4 +289,4 @@ class LangevinModel(LangevinPreTrainedModel):
         return x_BLW
 
 
-AutoModel.register(LangevinConfig, LangevinModel, exist_ok=True)
+import langevin.models.heads  # noqa: E402, F401 - registers them all; transformers may want that at any import

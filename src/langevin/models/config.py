@@ -11,8 +11,8 @@ from langevin.mixers.spec import Spec, parse
 POSITIONS = ("none", "learned", "sinusoidal", "rope", "alibi")
 MLPS = ("gelu", "swiglu")
 NORMS = ("layernorm", "rmsnorm")
-CANDIDATES = ("none", "soft", "full")
-POOLINGS = ("mean", "attention", "last", "class")
+CANDIDATES = ("none", "soft", "hidden", "full")
+POOLINGS = ("mean", "attention", "last", "ngrams", "class")
 STEMS = ("patches", "convolutions")
 
 
@@ -20,9 +20,9 @@ class LangevinConfig(PreTrainedConfig):
     """One pre-norm transformer whose mixer is a spec, or a list with one spec per layer.
 
     positions: none, learned, sinusoidal, rope or alibi; mlp: gelu or swiglu; norm: layernorm or rmsnorm.
-    candidates: what positions of a masked model hold beside tokens, none, soft or full. pooling: how a
-    classifier makes one vector of its tokens, mean, attention, last or (of images) class; temperature: what
-    its logits are divided by outside training.
+    candidates: what positions of a masked model hold beside tokens, none, soft, hidden or full. pooling:
+    how a classifier makes one vector of its tokens, mean, attention, last or (of images) class, or ngrams:
+    it has no layers; temperature: what its logits are divided by outside training.
 
     image_size: the side of the images that it reads instead of tokens, 0 for none, in patches of patch_size
     pixels, made by a stem, patches or convolutions; image_mean and image_std of the bytes of each channel.
@@ -82,13 +82,14 @@ class LangevinConfig(PreTrainedConfig):
         if self.num_hidden_layers < 1:
             raise UsageError(f"a model needs at least one layer, not {self.num_hidden_layers}")
         direction = "causal" if self.causal else "bidirectional"
+        placed = [s for s in self.mixers if isinstance(s.mixer, Mechanism)] or self.mixers
         for spec in self.mixers:
             if direction not in getattr(spec.mixer, "directions", DIRECTIONS):
                 raise UsageError(
                     f"{spec} has no {direction} form, which this objective needs",
                     f"Choose another mixer; it is {' and '.join(spec.mixer.directions)} only.",
                 )
-            if self.positions == "alibi" and not getattr(spec.mixer, "has_alibi", False):
+            if self.positions == "alibi" and spec in placed and not getattr(spec.mixer, "has_alibi", False):
                 raise no_alibi(spec)
             if self.candidates == "full" and (
                 self.positions == "alibi"
@@ -106,6 +107,8 @@ class LangevinConfig(PreTrainedConfig):
         size, patch = self.image_size, self.patch_size
         if self.causal:
             raise UsageError("an image is seen from all sides", "Use causal=False.")
+        if self.pooling == "ngrams":
+            raise UsageError("a bag of n-grams reads texts", "Choose another pooling.")
         if patch < 1 or size % patch:
             raise UsageError(
                 f"patches of {patch} pixels do not fill images of {size} × {size}",

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
@@ -29,6 +30,7 @@ from langevin.errors import UsageError
 from langevin.kernels.view import wide
 from langevin.models.backbone import Feedback, LangevinModel, LangevinPreTrainedModel, Readout
 from langevin.models.config import LangevinConfig
+from langevin.models.ngrams import NGrams
 
 
 class LangevinForCausalLM(LangevinPreTrainedModel, GenerationMixin):
@@ -101,6 +103,7 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
 
         none    a token or the mask
         soft    a masked position reads   E[MASK] + W Σ_j p_j E[v_j]   (E is not trained by this)
+        hidden  every position reads      E[v] + W h,   h its last hidden state in the call before
         full    every position is K inputs   E[MASK] + a_j (E[v_j] - E[MASK]),   a_j = ln(V p_j) / ln V,
                 which share its place; all see all, and a learned readout makes one prediction of them.
                 At probability 1/V a candidate is a mask, at 1 it is its token
@@ -121,7 +124,7 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
             )
         self.model = LangevinModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.candidates == "soft":
+        if config.candidates in ("soft", "hidden"):
             self.feedback = Feedback(config.hidden_size, config.hidden_size, bias=False)
         elif config.candidates == "full":
             self.readout = Readout(config.hidden_size)
@@ -134,13 +137,14 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
         masked: Tensor | None = None,
         candidates: Tensor | None = None,
         probabilities: Tensor | None = None,
+        carried: Tensor | None = None,
         logits_to_keep: int = 0,
         **options: Any,
     ) -> MaskedLMOutput:
         """Logits (B, L, V) over all tokens but the mask, or of so many last tokens; masked (B, L) says
         which tokens are hidden behind it. Tokens see each other and those of a cache. candidates and their
         probabilities are (B, L, K); those of a full state take the place of input_ids, those of a soft one
-        count where there is a mask."""
+        count where there is a mask. carried are the hidden states (B, L, W) of the call before."""
         if masked is not None and input_ids is not None:
             input_ids = torch.where(masked, self.config.vocab_size - 1, input_ids)
         if self.config.candidates == "full":
@@ -149,10 +153,16 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
             if candidates is not None:
                 options["inputs_embeds"] = self._with_feedback(input_ids, candidates, probabilities)
                 input_ids = None
+            elif carried is not None:
+                options["inputs_embeds"] = self._with_carried(input_ids, carried)
+                input_ids = None
             out = self.model(input_ids=input_ids, return_dict=True, **options)
             h_BLW = out.last_hidden_state
         logits = F.linear(h_BLW[:, -logits_to_keep:], self.lm_head.weight[:-1])
         return MaskedLMOutput(logits=logits, hidden_states=out.hidden_states, attentions=out.attentions)
+
+    def _with_carried(self, ids_BL: Any, h_BLW: Tensor) -> Tensor:
+        return self.model.embed(ids_BL) + self.feedback(h_BLW.to(self.feedback.weight.dtype))
 
     def _with_feedback(self, ids_BL: Any, candidates_BLK: Tensor, p_BLK: Any) -> Tensor:
         table = self.model.embed.weight.detach()
@@ -197,16 +207,20 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
         last        h_n
         class       h_n of a learned token that stands behind an image
 
-    over its n real tokens. Padding may stand at either side; a text of nothing is the zero vector.
+    over its n real tokens; ngrams: from none, by a linear model of tokens and pairs of them (`NGrams`).
+    Padding may stand at either side; a text of nothing is the zero vector.
     """
 
     def __init__(self, config: LangevinConfig) -> None:
         super().__init__(config)
-        self.model = LangevinModel(config)
-        if config.pooling == "attention":
-            self.attend = nn.Linear(config.hidden_size, 1, bias=False)
-        self.dropout = nn.Dropout(config.dropout)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        if config.pooling == "ngrams":
+            self.model: NGrams | LangevinModel = NGrams(config.vocab_size, config.num_labels)
+        else:
+            self.model = LangevinModel(config)
+            if config.pooling == "attention":
+                self.attend = nn.Linear(config.hidden_size, 1, bias=False)
+            self.dropout = nn.Dropout(config.dropout)
+            self.score = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -230,12 +244,17 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
             if not (self.training or torch.compiler.is_exporting()):  # tokens first, then padding
                 order = real.logical_not().byte().argsort(dim=1, stable=True)
                 real, given = real.gather(1, order), given[torch.arange(len(order))[:, None], order]
-        out = self.model(
-            **{"input_ids" if inputs_embeds is None else "inputs_embeds": given},
-            attention_mask=None if attention_mask is None else real,
-            **{**options, "use_cache": False, "return_dict": True},
-        )
-        logits = self.score(self.dropout(self._pooled(out.last_hidden_state, real)))
+        if isinstance(self.model, NGrams):
+            if inputs_embeds is not None or options.get("output_attentions"):
+                raise UsageError("a bag of n-grams reads tokens, and has no attention weights")
+            out, logits = BaseModelOutputWithPast(), self.model(given, real)
+        else:
+            out = self.model(
+                **{"input_ids" if inputs_embeds is None else "inputs_embeds": given},
+                attention_mask=None if attention_mask is None else real,
+                **{**options, "use_cache": False, "return_dict": True},
+            )
+            logits = self.score(self.dropout(self._pooled(out.last_hidden_state, real)))
         logits = logits.to(wide(logits.dtype))
         loss = None if labels is None else F.cross_entropy(logits, labels)
         if not self.training:
@@ -273,6 +292,7 @@ class LangevinForImageClassification(LangevinForSequenceClassification):
         return super().forward(inputs_embeds=self.model.embed(pixel_values), **options)
 
 
+AutoModel.register(LangevinConfig, LangevinModel, exist_ok=True)
 AutoModelForCausalLM.register(LangevinConfig, LangevinForCausalLM, exist_ok=True)
 AutoModelForMaskedLM.register(LangevinConfig, LangevinForMaskedLM, exist_ok=True)
 AutoModelForSequenceClassification.register(

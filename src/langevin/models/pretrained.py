@@ -97,6 +97,8 @@ def encoder(name: str, head: Any, mixers: str | list[str], settings: dict[str, A
             f"{name} is no langevin model that sees both sides",
             "Give a run of the objective masked, sparse or classify, or leave --init out.",
         )
+    if config.pooling == "ngrams":
+        raise UsageError(f"{name} is a bag of n-grams, without layers to start from", "Leave --init out.")
     for key in ("image_size", "patch_size", "stem"):
         mine = settings.get(key, getattr(LangevinConfig, key))
         if getattr(config, key) != mine:

@@ -43,8 +43,9 @@ def logits_of(model: Any, batch: Batch) -> Tensor:
 @register("classify")
 @dataclass(frozen=True)
 class Classification(Objective):
-    pooling: Literal["mean", "attention", "last", "class"] = "mean"
-    """How one vector is made of those of all tokens; class: from a token added to an image."""
+    pooling: Literal["mean", "attention", "last", "ngrams", "class"] = "mean"
+    """How one vector is made of those of all tokens. ngrams: a linear model of them, without layers; class:
+    from a token added to an image."""
     weights: Literal["equal", "balanced"] = "equal"
     """balanced: every class counts the same, however many texts it has."""
     smoothing: float = 0.0
@@ -65,6 +66,9 @@ class Classification(Objective):
             raise UsageError(
                 f"the texts of the task {config.task} have no classes", "Give --task classify or images."
             )
+        for name in ("init", "checkpointing"):
+            if self.pooling == "ngrams" and getattr(config, name):
+                raise UsageError(f"a bag of n-grams has no layers for --{name}", f"Leave --{name} out.")
 
     def model_settings(self) -> dict[str, Any]:
         return {"pooling": self.pooling}

@@ -4,10 +4,10 @@ A text starts as a canvas of the length that the model was trained with: what is
 call of the network predicts all open positions, and a step then takes two draws: who is committed, and
 what. `langevin.sampling.orders` has the orders, and how committed positions may be opened again.
 
-Ancestral steps and first-hitting (with a call for each token, at temperature 1) sample from the model; the
-other orders look for its modes. With fewer steps than tokens a call commits several, each drawn as if it
-were alone. Where a step changes nothing, the prediction stands and the network is not called again. The
-mask has no logit.
+Ancestral steps, first-hitting and spread (with a call for each token, at temperature 1) sample from the
+model; the other orders look for its modes. With fewer steps than tokens a call commits several, each drawn
+as if it were alone. Where a step changes nothing, the prediction stands and the network is not called
+again. The mask has no logit.
 
 A model of blocks writes one block after another in this way; a finished block is read once more, and its
 keys and values stay in a cache. On a GPU a call of the network is replayed as one CUDA graph.
@@ -332,7 +332,9 @@ class Denoising:
         some_B = slice(None) if self.all_rows else self.stale_B
         real = self.real_BL[some_B] if self.padded else None
         more = {} if self.cache is None else {"past_key_values": self.cache}
-        logits = self.model(attention_mask=real, **self.inputs(some_B), **more).logits
+        out = self.model(attention_mask=real, **self.inputs(some_B), **more)
+        self.carry(out, some_B)
+        logits = out.logits
         if self.cache is not None:
             step_back(self.cache, self.block)
         logits.index_fill_(-1, self.forbidden, -torch.inf)
@@ -343,10 +345,13 @@ class Denoising:
         else:
             self.logits_BLV[self.stale_B] = logits
 
-    def inputs(self, some_B: Any) -> dict[str, Tensor]:
+    def inputs(self, some_B: Any) -> dict[str, Any]:
         """What the network reads of some texts, or of all (a slice); `logits_BLV` are those of the call
         before (None: none)."""
         return {"input_ids": self.input_BN[some_B]}
+
+    def carry(self, out: Any, some_B: Any) -> None:
+        """Keep what the next call reads of this one."""
 
     def _chosen(self) -> tuple[Tensor, Tensor]:
         """Which open positions are committed in this step, and which committed ones are opened, (B, N)."""
@@ -368,6 +373,10 @@ class Denoising:
             return open_BN & (who_BN < commits_B1), committed_BN & (who_BN < opens)
         if order == "ancestral":
             return open_BN & (who_BN >= self.share(then_B1)), none_BN
+        if order == "spread":
+            turn_BN = (self.asked_BL[:, here].cumsum(-1) - 1) % self.steps_B[:, None]
+            score_BN = torch.where(open_BN, uniform(self.seed_B, turn_BN, 0), -1.0)
+            return open_BN & (score_BN == score_BN.amax(-1, keepdim=True)), none_BN
         score_BN = who_BN
         if order != "first-hitting":
             assert self.logits_BLV is not None

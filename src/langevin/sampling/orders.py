@@ -2,6 +2,9 @@
 
     ancestral       each open position with probability 1 - m(s)/m(t), from time t to s: the process itself
     first-hitting   the same in continuous time, which is: positions in random order, one a call
+    spread          random, too, but those of one step are as far apart as they can be: every R-th position
+                    with R steps. What is drawn in one step is drawn as if it were alone, and distant words
+                    depend on each other the least
     confidence      where the likeliest token has the largest probability
     margin          where it is furthest ahead of the second
     entropy         where the prediction has the least entropy
@@ -29,15 +32,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Order = Literal["ancestral", "first-hitting", "confidence", "margin", "entropy", "threshold"]
+Order = Literal["spread", "ancestral", "first-hitting", "confidence", "margin", "entropy", "threshold"]
 Remask = Literal["none", "cap", "rescale", "conf", "loop"]
 
 LOOP_FROM, LOOP_TO, LOOP_TIME = 0.55, 0.05, 0.1
 
 
-def uniform(seed_B: Tensor, place_N: Tensor, counter: int) -> Tensor:
-    """(B, N), in [0, 1): a function of a text's seed, the position and a counter alone (splitmix64)."""
-    bits = _mixed(_mixed(seed_B)[:, None] + (counter << 32) + place_N)
+def uniform(seed_B: Tensor, place: Tensor, counter: int) -> Tensor:
+    """(B, N), in [0, 1): a function of a text's seed, the position (N or B, N) and a counter alone
+    (splitmix64)."""
+    bits = _mixed(_mixed(seed_B)[:, None] + (counter << 32) + place)
     return _shifted(bits, 11).double() * 2.0**-53
 
 

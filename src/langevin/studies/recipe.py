@@ -22,13 +22,16 @@ SCALES = ("smoke", "small", "full")
 
 @dataclass(frozen=True)
 class SpeedClaim:
-    """Is an arm faster than softmax, slower, or within the margin of it? At this length or longer."""
+    """Is an arm faster than another, slower, within the margin of it, or does it take less (memory)? So
+    many times at least, and at this length or longer."""
 
     claim: str
     published: str
-    measure: Literal["training", "module", "core"]
+    measure: Literal["training", "module", "core", "memory"]
     arm: str
-    expect: Literal["faster", "slower", "same"]
+    expect: Literal["faster", "slower", "same", "less"]
+    against: str = "softmax"
+    times: float = 1.0
     margin: float = 0.05
     length: int = 0
 
@@ -52,13 +55,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Benches:
-    """What a speed recipe measures: settings of `bench mixers`, and of `bench train` with its model."""
+    """What a recipe of costs measures: with `mixers`, what `bench mixers` is given, and `bench train` with
+    the model of `training`; with `edge`, training steps of classifiers as `bench edge` has them."""
 
-    mixers: dict[str, Any]
     training: dict[str, Any]
     vocab: int
     rounds: int
     seconds: float = 1.0
+    mixers: dict[str, Any] = field(default_factory=dict)
+    edge: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,10 @@ class Task:
     unit: ClassVar[str] = "tokens"  # of budgets
     objective: ClassVar[str] = "ar"  # what its models learn unless told otherwise
     head: ClassVar[str] = ""  # the class of models/heads.py, where it is not the objective's
-    epochs: ClassVar[float | None] = None  # the usual budget; None: ten million of the unit
-    used_by: ClassVar[str] = "generate"  # the command that uses its models
+    epochs: ClassVar[float | None] = None  # the usual budget; None: so much of the unit:
+    budget: ClassVar[int] = 10_000_000
+    usual: ClassVar[dict[str, Any]] = {}  # settings that the command line begins with
+    used_by: ClassVar[str] = "generate"  # the command that uses its models; "": there is none
     shows_training: ClassVar[bool] = False  # whether training ends with what is measured on validation
     reported: ClassVar[tuple[str, ...]] = ()  # what comparisons show; default: all that are better one way
 
@@ -85,6 +87,14 @@ class Task:
         data (as prepared, where they are at hand); more of them are its own.
         """
         raise NotImplementedError(f"{type(self).__name__} must say what it measures")
+
+    def try_saved(
+        self, model: Any, tokenizer: Any, *, data: str, device: str = "cpu", batch: int = 16
+    ) -> tuple[list[Row], dict[str, Any]]:
+        """What any causal language model is worth that reads text, without training on the task."""
+        raise UsageError(
+            f"the task {self.name} is not for this model", f"Give a run of the task {self.name}."
+        )
 
     def metric(self, name: str) -> Metric:
         known = {metric.name: metric for metric in self.metrics}

@@ -51,11 +51,12 @@ def study_page(results: Results, figures: bool = True) -> Page:
         from langevin.studies.report.charts import charts
 
         drawn = charts(results)
-    spent = max((point.amount for run in results.runs for point in run.curve), default=0)
+    ends = {run.curve[-1].amount for run in results.runs if run.curve}
+    spent, up_to = max(ends, default=0), "up to " if len(ends) > 1 else ""
     facts = [
         counted(len(marks(results)), "arm"),
         counted(len(results.seeds), "seed"),
-        f"{amount(spent)} training {results.unit} a run" if spent else "",
+        f"{up_to}{amount(spent)} training {results.unit} a run" if spent else "",
         *(str(results.data.get(key) or "") for key in ("name", "tokenizer")),
         str(results.environment.get("device") or ""),
         f"exploratory: {results.exploratory}" if results.exploratory else "",
