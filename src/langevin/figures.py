@@ -16,6 +16,7 @@ from statistics import fmean, median_low
 from typing import Any, Literal
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
@@ -26,14 +27,15 @@ from matplotlib.transforms import Bbox, blended_transform_factory
 from langevin.errors import UsageError
 
 FORMATS = (".png", ".svg", ".pdf")
-WIDTH, TEXT, LONGEST_NAME = 360.0, 10.0, 22
+WIDTH, WIDEST, TEXT, LONGEST_NAME = 360.0, 540.0, 10.0, 22
 INK, QUIET, RULE, PAGE = "#1b1c1e", "#5d6166", "#e2e4e7", "#ffffff"
 COLOURS = ("#2f3437", "#0069b0", "#c84f00", "#00805c", "#a23b86", "#8f6a00", "#2493c9", "#b3263e")
 MARKERS = "os^Dv*PX"
 VARIABLES = {INK: "ink", QUIET: "quiet", RULE: "rule", PAGE: "page"}
 VARIABLES |= {colour: f"c{i}" for i, colour in enumerate(COLOURS)}
 DASHED: dict[str, Any] = {"color": QUIET, "linewidth": 1.2, "linestyle": (0, (5, 4))}
-PALE_POINTS = 5_000
+PALE_POINTS, MOST_WRITTEN = 5_000, 60
+EXTENDED = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
 FAR = 6
 """An effect this many times as large as the middle one is an arrow at the edge of its plot."""
 
@@ -47,7 +49,7 @@ styled = matplotlib.rc_context(
         **{"axes.facecolor": "none", "axes.titlelocation": "left", "axes.titlepad": 8},
         **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "grid.color": RULE},
         **{"xtick.major.size": 3, "ytick.major.size": 0, "legend.frameon": False},
-        "path.simplify_threshold": 0.5,
+        **{"path.simplify_threshold": 0.5, "text.parse_math": False},
     }
 )
 
@@ -174,9 +176,10 @@ def curves(
     level: float | None = None,
     log: Literal["", "x", "xy"] = "",
     start: float = 0.0,
+    upright: float | None = None,
 ) -> Figure:
-    """Lines over an axis. level: the height of a dashed one; start: the share of the axis whose values may
-    lie above the frame, so that the ends can be told apart."""
+    """Lines over an axis. level: the height of a dashed one; upright: where a dotted one stands; start: the
+    share of the axis whose values may lie above the frame, so that the ends can be told apart."""
     figure, axes = _panel(labels, 220)
     most = max(12, PALE_POINTS // max(1, sum(len(line.pale) for line in lines)))
     for line in lines:
@@ -186,7 +189,7 @@ def curves(
     for line in lines:
         colour, marker = _look(line.index)
         for at, ends in zip(line.x, line.ends, strict=False):
-            axes.plot([at] * 2, ends or [math.nan] * 2, color=colour, linewidth=1.3)
+            axes.plot([at] * 2, ends or [math.nan] * 2, color=colour, linewidth=1.3, alpha=0.6)
         every = 1 if len(line.x) <= 12 else [-1]
         axes.plot(line.x, line.y, f"{marker}-", color=colour, ms=5, markevery=every, label=line.name)
     if start:
@@ -198,12 +201,15 @@ def curves(
         axes.set_ylim(min(late) - room, max(late) + room)
     if level is not None:
         axes.axhline(level, **DASHED)
-    places = sorted({x for line in lines for x in line.x})
+    if upright is not None:
+        axes.axvline(upright, color=QUIET, linewidth=1.2, linestyle=":")
+    places = _apart(sorted({x for line in lines for x in line.x})) if log else []
     for name in log:
-        axis, ticks = (
-            (axes.xaxis, FixedLocator(places)) if name == "x" else (axes.yaxis, LogLocator(subs=(1, 2, 5)))
-        )
         axes.set(**{f"{name}scale": "log"})
+        axis, ticks = axes.xaxis, FixedLocator(places)
+        if name == "y":
+            low, high = axes.get_ylim()
+            axis, ticks = axes.yaxis, LogLocator(subs=(1, 2, 5)) if high > 5 * low else MaxNLocator(5)
         axis.set_minor_locator(NullLocator())
         axis.set_major_locator(ticks)
         axis.set_major_formatter(_tick)
@@ -253,49 +259,92 @@ def scalars(arms: Sequence[Heads], label: str) -> Figure:
     return figure
 
 
+def by_length(
+    rows: Sequence[dict[str, Any]], name: str, key: str, label: str, level: float | None = None
+) -> tuple[list[Line], Figure]:
+    """What `langevin bench` measured, by length: a line for each name, and for each size of batch where a
+    length has several."""
+    several = len({(row[name], row["length"]) for row in rows}) < len(rows)
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        who = f"{row[name]}, {row['batch']} at a time" if several else row[name]
+        points.setdefault(who, []).append((row["length"], row[key]))
+    lines = [Line(who, i, *zip(*sorted(own), strict=True)) for i, (who, own) in enumerate(points.items())]
+    return lines, curves(lines, ("length (tokens), log scale", f"{label}, log scale"), level, log="xy")
+
+
 @styled
 def heatmap(grids: Sequence[Grid], labels: tuple[str, str], meaning: str, ends: Ends = None) -> Figure:
-    """Grids, one under another, in the same colours; values are written out where they are few."""
-    beside = any(grid.picture is not None for grid in grids)
-    height = 190 if beside else 240
-    figure = Figure((WIDTH / 72, height * len(grids) / 72), dpi=72, layout="constrained")
-    low, high = ends or (None, None)
-    every = figure.subplots(len(grids), 1 + beside, squeeze=False)
-    for (*left, axes), grid in zip(every, grids, strict=True):
+    """Grids side by side, as many as a printed page is wide; with ends, all in the same colours. Values are
+    written out where they are few; beside a picture they are those of its patches."""
+    down, along = (max(np.shape(grid.values)[axis] for grid in grids) for axis in (0, 1))
+    beside, written = grids[0].picture is not None, down * along <= MOST_WRITTEN
+    wide = WIDTH if beside else min(WIDEST, 40 + along * (28 if written else 12))
+    tall = 190 if beside else min(WIDEST, max(190, 76 + down * (22 if written else 12)))
+    columns = max(1, min(len(grids), int(WIDEST / wide)))
+    rows, width = math.ceil(len(grids) / columns), max(WIDTH, columns * wide + 50)
+    figure = Figure((width / 72, rows * tall / 72), dpi=72, layout="constrained")
+    every = figure.subplots(rows, columns * (1 + beside), squeeze=False).reshape(-1, 1 + beside)
+    for (*left, axes), grid in zip(every, grids, strict=False):
+        mesh = _cells(axes, grid, ends, written and not beside)
         for place in left:
             place.imshow(grid.picture)
             place.set(xticks=[], yticks=[])
             place.grid(visible=False)
-            axes.set_box_aspect(1)
-        mesh = axes.pcolormesh(grid.values, cmap="viridis", vmin=low, vmax=high)
-        for names, ticks, turned in ((grid.columns, axes.set_xticks, 90), (grid.rows, axes.set_yticks, 0)):
-            few = len(names) <= 12 and (not turned or sum(map(len, names)) <= 40)
-            places = [i + 0.5 for i in range(len(names))]
-            size = TEXT if few else 9 if len(names) <= 16 else 5
-            ticks(places, names, size=size, rotation=0 if few else turned)
-        axes.invert_yaxis()
-        axes.grid(visible=False)
-        cells = [(i, j, v) for i, row in enumerate(grid.values) for j, v in enumerate(row)]
-        for i, j, value in cells if len(cells) <= 60 else ():
-            ink = "#000000" if mesh.norm(value) > 0.6 else "#fffffe"
-            axes.text(j + 0.5, i + 0.5, f"{value:.3g}", color=ink, size=9, ha="center", va="center")
-        shrink = 0.7 if beside else 0.9
-        figure.colorbar(mesh, ax=axes, shrink=shrink, pad=0.02).outline.set_visible(False)
-        _label((*left, axes)[0], labels[0], f"{grid.name}{labels[1]}; colour: {meaning}")
+            axes.set(xticks=[], yticks=[], box_aspect=1)
+        _label((*left, axes)[0], labels[0], labels[1], grid.name, int(width / columns / 6))
+        shared = ends is not None
+        if not shared or axes is every[len(grids) - 1, -1]:
+            over = every[: len(grids), -1] if shared else axes
+            bar = figure.colorbar(mesh, ax=over, shrink=0.8 / (rows if shared else 1), pad=0.02)
+            bar.set_label(textwrap.fill(meaning, 30))
+            bar.outline.set_visible(False)
+    for unused in every[len(grids) :].ravel():
+        unused.remove()
     return figure
 
 
+def _cells(axes: Axes, grid: Grid, ends: Ends, written: bool) -> Any:
+    """Where some values are negative, colours part at 0. Where values are many, the largest hundredth may
+    lie beyond the colours, so that the others can be told apart."""
+    values = np.array(grid.values, dtype=float)
+    diverging = ends is None and bool(np.nanmin(values) < 0)
+    far = float(np.nanpercentile(np.abs(values), 99 if values.size > MOST_WRITTEN else 100))
+    low, high = ends or (-far if diverging else float(np.nanmin(values)), far)
+    colours = matplotlib.colormaps["RdBu_r" if diverging else "viridis"].copy()
+    beyond = (bool(np.nanmin(values) < low), bool(np.nanmax(values) > high))
+    colours.colorbar_extend = EXTENDED[beyond]  # type: ignore[assignment]
+    mesh = axes.pcolormesh(values, cmap=colours, vmin=low, vmax=high)
+    for names, ticks, turned in ((grid.columns, axes.set_xticks, 90), (grid.rows, axes.set_yticks, 0)):
+        few = len(names) <= 12 and (not turned or sum(map(len, names)) <= 40)
+        if names:
+            places = [i + 0.5 for i in range(len(names))]
+            ticks(places, names, size=TEXT if few else 9, rotation=0 if few else turned)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    for (i, j), value in np.ndenumerate(values) if written else ():
+        if not math.isnan(value):
+            red, green, blue, _ = colours(mesh.norm(value))
+            ink = "#000000" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "#fffffe"
+            shown = f"{value:.3g}" if abs(value) >= 1 else f"{value:.3f}".rstrip("0").rstrip(".")
+            axes.text(j + 0.5, i + 0.5, shown, color=ink, size=8.5, ha="center", va="center")
+    return mesh
+
+
 @styled
-def save(figure: Figure, path: Path) -> None:
-    """A picture that stands alone: with a legend where it has lines with names."""
+def save(figure: Figure, path: Path, note: str = "") -> None:
+    """A picture that stands alone: with a note, and a legend where it has lines with names."""
     if path.suffix not in FORMATS:
         raise UsageError(f"{path} is no picture", f"End the name in {', '.join(FORMATS)}.")
     handles, names = figure.axes[0].get_legend_handles_labels()
     width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + 16 * len(names) / 72)
+    lines = textwrap.wrap(note, int(72 * width / 5.2))
+    figure.set_size_inches(width, height + 16 * (len(names) + len(lines)) / 72)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if names:
-        figure.legend(handles, names, loc="outside lower left")
+    if names or lines:
+        figure.legend(
+            handles, names, loc="outside lower left", title="\n".join(lines) or None, alignment="left"
+        )
     figure.savefig(path, dpi=200)
 
 
@@ -339,11 +388,11 @@ def _panel(labels: tuple[str, str], height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _label(axes: Axes, x: str, y: str) -> None:
-    """The label of the y axis lies above it: nobody has to turn the head."""
+def _label(axes: Axes, x: str, y: str, name: str = "", wide: int = 54) -> None:
+    """The label of the y axis lies above it, under the name of the panel: nobody has to turn the head."""
     if x:
-        axes.set_xlabel(textwrap.fill(x, 54), gid="x-label")
-    axes.set_title(textwrap.fill(y, 54), gid="y-label")
+        axes.set_xlabel(textwrap.fill(x, wide), gid="x-label")
+    axes.set_title("\n".join(textwrap.fill(part, wide) for part in (name, y) if part), gid="y-label")
 
 
 def _tick(value: float, _: Any = None) -> str:
@@ -352,6 +401,16 @@ def _tick(value: float, _: Any = None) -> str:
     shown = f"{value / 1000**power:.6g} {' kMGT'[power]}".strip()
     shown = f"{value:,.0f}" if power == 1 and len(shown) > 6 else shown
     return shown.replace("-", "\N{MINUS SIGN}")
+
+
+def _apart(places: Sequence[float]) -> list[float]:
+    """Of places on a log scale, those whose names have room, the last one first."""
+    least = 0.1 * math.log(places[-1] / places[0]) if len(places) > 1 else 0.0
+    kept: list[float] = []
+    for place in reversed(places):
+        if not kept or math.log(kept[-1] / place) >= least:
+            kept.append(place)
+    return kept
 
 
 def _name(figure: Figure, axes: Axes, marks: Sequence[Mark]) -> None:

@@ -283,10 +283,6 @@ def draw(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
         ("latency.png", "inference", "ms_p50", "one text (ms, median)"),
     ):
         own = [row for row in rows if row["part"] == part and (part == "training" or row["batch"] == 1)]
-        lines = []
-        for i, model in enumerate(dict.fromkeys(row["model"] for row in own)):
-            points = [(row["length"], row[key]) for row in own if row["model"] == model]
-            lines.append(figures.Line(model, i, *zip(*points, strict=True)))
-        figures.save(figures.curves(lines, ("tokens a text", label), log="xy"), folder / name)
+        figures.save(figures.by_length(own, "model", key, label)[1], folder / name)
         made.append(folder / name)
     return made

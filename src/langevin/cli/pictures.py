@@ -1,54 +1,148 @@
-"""What `langevin plot` draws of run folders."""
+"""What `langevin plot` draws: of run folders, of a study, and of what `langevin bench` wrote."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 
 from langevin import figures
 from langevin.data.images import read_image
 from langevin.data.tokenizers import encode_prompt
-from langevin.errors import UsageError
-from langevin.figures import Grid, Heads, Line
-from langevin.runs import Run
+from langevin.errors import UsageError, unknown
+from langevin.evaluation.rows import Row
+from langevin.figures import Grid
+from langevin.runs import Run, load
+from langevin.runs.files import read_json
+from langevin.studies.compare import collect
+from langevin.studies.numbers import MINUS, listed
+from langevin.studies.plan import FILE, read_plan
+from langevin.studies.report import charts
+from langevin.studies.report.charts import Drawing
+from langevin.studies.report.study import marks
+from langevin.studies.results import ArmResult, PartResult, Results, RunResult
+from langevin.studies.work import curve_of, details_of
 
-TOKENS_SHOWN = 40
+TOKENS_SHOWN, BLANK = 40, {" ": "␣", "\n": "⏎"}
+COSTS = {
+    "both_ratio": "forward and backward (× softmax)",
+    "both_ms": "forward and backward (ms)",
+    "forward_ratio": "forward (× softmax)",
+    "forward_ms": "forward (ms)",
+    "peak_ratio": "peak memory (× softmax)",
+    "peak_mib": "peak memory (MiB)",
+    "ms_p50": "time (ms, median)",
+    "ratio": "time (× softmax)",
+    "tokens_per_second": "speed (tokens/s)",
+    "mib_a_text": "memory (MiB a text)",
+}
 
 
-def curves(runs: list[Run]) -> Figure:
+def curves(paths: list[Path]) -> list[Drawing]:
     """Validation loss by tokens (or examples) seen, and training loss pale."""
-    lines = []
-    for i, run in enumerate(runs):
-        a_step = run.task.tokens_a_step(run.config)
-        train, valid = (
-            ([row["step"] * a_step for row in rows], [row["loss"] for row in rows])
-            for rows in (run.metrics("train"), run.metrics("valid"))
-        )
-        lines.append(Line(f"{run.config.mixer} ({run.path.name})", i, *valid, pale=[train]))
-    unit = runs[0].task.unit
-    loss = f"loss (nats per {unit.removesuffix('s')}); training pale"
-    return figures.curves(lines, (f"training {unit}", loss))
+    return _each_part(charts.curves, _results(paths, None), "was not evaluated twice", "Let it train on.")
 
 
-def reliability(runs: list[Run], split: str) -> Figure:
+def reliability(paths: list[Path], split: str) -> list[Drawing]:
     """Accuracy against confidence, with the number of tokens in each bin."""
-    lines, counts = [], []
-    for i, run in enumerate(runs):
-        found = _evaluation(run, split, "calibration")
-        bins = [b for b in found["reliability"] if b["count"]]
-        name = f"{run.config.mixer} (ECE {found['ece']['value']:.3f})"
-        lines.append(Line(name, i, [b["confidence"] for b in bins], [b["accuracy"]["value"] for b in bins]))
-        counts.append([b["count"] for b in bins])
-    return figures.reliability(lines, counts)
+    remedy = "Give runs of lm or classify, and run langevin evaluate."
+    return _each_part(charts.reliability, _results(paths, split), "has no calibration", remedy)
 
 
-def attention(runs: list[Run], text: str | None, layer: int, head: int, image: str | None) -> Figure:
+def times(paths: list[Path], split: str) -> list[Drawing]:
+    """Learned scalars over depth, a point per head."""
+    results = _results(paths, split)
+    drawn = [one for part in results.parts for one in charts.scalars(results, part)]
+    if not drawn:
+        raise UsageError("these runs learn no scalars", "Try ssmax, heat(t='head') or +drift.")
+    return drawn
+
+
+def needle(paths: list[Path], split: str, metric: str, by: str) -> list[Drawing]:
+    """How often what was hidden is found: heatmaps side by side."""
+    return _places(_results(paths, split), metric, by or "depth")
+
+
+def lengths(paths: list[Path], split: str, metric: str, by: str) -> list[Drawing]:
+    """Loss over length, or over position."""
+    return _places(_results(paths, split), metric, by or "length")
+
+
+def _places(results: Results, metric: str, by: str) -> list[Drawing]:
+    chosen, drawn = (metric or results.primary.name, by), []
+    for part in results.parts:
+        found = charts.measured(part)
+        for arm in part.arms:
+            own = [(name, axes[-1]) for (name, axes), arms in found.items() if arm.name in arms]
+            if arm.done and chosen not in own:
+                known = listed([f"--metric {name} --by {axis}" for name, axis in own] or [""])
+                remedy = f"It has {known}." if own else "Give runs of --task needle or lengths."
+                raise UsageError(f"{_who(arm)} has no {chosen[0]} by {by}", remedy)
+        drawn += charts.grids(results, part, chosen, together=True)
+    return drawn
+
+
+def _each_part(draw: Any, results: Results, lacks: str, remedy: str) -> list[Drawing]:
+    """One drawing a part, in which every arm must be that has a run."""
+    numbers, drawn = marks(results), []
+    for part in results.parts:
+        made = draw(results, part)
+        shown = {line.index for one in made for line in one.lines}
+        for arm in part.arms:
+            if arm.done and numbers[arm.name] not in shown:
+                raise UsageError(f"{_who(arm)} {lacks}", remedy)
+        drawn += made
+    return drawn
+
+
+def _who(arm: ArmResult) -> str:
+    """The folder of a run, or the name of a study's arm."""
+    return str(arm.settings.get("out", arm.name))
+
+
+def _results(paths: list[Path], split: str | None) -> Results:
+    """Of a study as it stands; or of run folders, each an arm, whatever they were trained on. split: the
+    evaluation that is read; None: none is needed."""
+    if len(paths) == 1 and (paths[0] / FILE).is_file():
+        if split == "valid":
+            raise UsageError("a study is measured on test", "Leave --split out, or give run folders.")
+        plan, facts = read_plan(paths[0])
+        return collect(plan, paths[0], facts)
+    runs = [load(path) for path in paths]
+    units = {run.task.unit: run.path for run in runs}
+    if len(units) > 1 and split is None:
+        counts = listed([f"{path} counts {unit}" for unit, path in units.items()])
+        raise UsageError(f"{counts}, which have no axis in common", "Draw them apart.")
+    alike = len({run.config.mixer for run in runs}) < len(runs)
+    arms = []
+    for run in runs:
+        name = f"{run.config.mixer} ({run.path.name})" if alike else run.config.mixer
+        arms.append(
+            ArmResult(name, {"context": run.config.context, "out": run.path}, (_run_result(run, split),))
+        )
+    metrics = dict.fromkeys(metric for run in runs for metric in run.task.metrics)
+    part = PartResult("", tuple(arms))
+    return Results("", tuple(metrics), runs[0].task.unit, (0,), (part,))
+
+
+def _run_result(run: Run, split: str | None) -> RunResult:
+    if split is None:
+        a_step, rows = run.task.tokens_a_step(run.config), run.metrics("train")
+        training = [row["step"] * a_step for row in rows], [row["loss"] for row in rows]
+        return RunResult(0, "done", curve=curve_of(run), details={"training": training})
+    found = run.evaluation(split, {"rows": list})
+    return RunResult(0, "done", rows=tuple(Row(**row) for row in found["rows"]), details=details_of(found))
+
+
+def attention(
+    paths: list[Path], text: str | None, image: str | None, layer: int, head: int
+) -> list[Drawing]:
     """The weights of one head on a text or an image (default: how the test data begin), captured inside the
     real forward pass. Of an image: how much of the class token's weight, or of the mean of all patches',
     each patch gets."""
+    if text is not None and not text.strip():
+        raise UsageError("--text is empty", "Give a text for the model to read, or leave it out.")
     grids, labels = [], ("key", "query")
-    for run in runs:
+    for run in map(load, paths):
         shown = run.model.config.grid if run.model.main_input_name == "pixel_values" else None
         if (image if shown is None else text) is not None:
             raise UsageError(f"{run.path} reads {'images' if shown else 'texts'}", "Give it such.")
@@ -62,22 +156,37 @@ def attention(runs: list[Run], text: str | None, layer: int, head: int, image: s
                 "Both count from 0.",
             )
         w_QK, picture = weights[layer][0, head], None
+        name = f"{run.config.mixer}, layer {layer}, head {head}{_sums(w_QK)}"
         if shown is not None:
-            labels, picture = ("", "patches"), read["pixel_values"][0].permute(1, 2, 0).numpy()
-            asked = w_QK[-1] if run.model.config.pooling == "class" else w_QK.mean(0)
+            picture = read["pixel_values"][0].permute(1, 2, 0).numpy()
+            of_class = run.model.config.pooling == "class"
+            labels = ("", f"what patches get of {'the class token' if of_class else 'all, on average'}")
+            asked = w_QK[-1] if of_class else w_QK.mean(0)
             w_QK = asked[: shown[0] * shown[1]].reshape(shown)
-        name = f"{run.config.mixer}, layer {layer}, head {head}: "
+        name += "; negative ones are blue" if w_QK.min() < 0 else ""
         grids.append(Grid(w_QK.tolist(), names, names, name, picture))
-    return figures.heatmap(grids, labels, "weight")
+    return [Drawing("Attention", figures.heatmap(grids, labels, "weight"), [grid.name for grid in grids])]
+
+
+def _sums(w_QK: torch.Tensor) -> str:
+    """Words for weights that are no shares of a whole."""
+    low, high = float(w_QK.sum(-1).min()), float(w_QK.sum(-1).max())
+    words = f"; rows sum to {low:.2g} … {high:.2g}, not to 1".replace("-", MINUS)
+    return "" if max(1 - low, high - 1) < 1e-3 else words
 
 
 def _tokens(run: Run, text: str | None) -> tuple[dict[str, torch.Tensor], list[str]]:
     """What a model reads of a text, and its words where they are few."""
     if text is None:
-        ids = run.task.prepare(run.config).tokens("test")[: min(TOKENS_SHOWN, run.config.context)].tolist()
+        data, names = run.task.prepare(run.config), []
+        if not hasattr(data, "tokens"):  # such as noise with needles: the first row that validates
+            row = run.task.held_out(data, run.config)[0]["tokens"][:1, : run.config.context]
+            return {"input_ids": torch.from_numpy(row)}, names
+        ids = data.tokens("test")[: min(TOKENS_SHOWN, run.config.context)].tolist()
     else:
         ids = encode_prompt(run.tokenizer, text, run.environment["data"])[: run.config.context]
     names = [run.tokenizer.decode([i]) for i in ids] if len(ids) <= TOKENS_SHOWN else []
+    names = [BLANK.get(name, name) for name in names]
     return {"input_ids": torch.tensor([ids])}, names
 
 
@@ -87,22 +196,26 @@ def _pixels(run: Run, image: str | None) -> torch.Tensor:
     return torch.from_numpy(read_image(Path(image), run.model.config.image_size)[0][None])
 
 
-def times(runs: list[Run], split: str) -> Figure:
-    """Learned scalars over depth, a point per head."""
-    arms: list[Heads] = []
-    for run in runs:
-        rows = [row for row in _evaluation(run, split, "learned") if row.get("channel") is None]
-        for name in sorted({row["name"] for row in rows}):
-            heads = [(row["layer"], row["value"]) for row in rows if row["name"] == name]
-            arms.append(Heads(f"{run.config.mixer}: {name}", len(arms), heads))
-    if not arms:
-        raise UsageError("these runs learn no scalars", "Try ssmax, heat(t='head') or +drift.")
-    return figures.scalars(arms, "learned value")
-
-
-def _evaluation(run: Run, split: str, part: str) -> Any:
-    """A part of what was measured of the model that the run has now."""
-    found = run.evaluation(split)
-    if part not in found:
-        raise UsageError(f"the evaluation of {run.path} on {split} has no {part}", "Draw something else.")
-    return found[part]
+def bench(paths: list[Path], metric: str) -> list[Drawing]:
+    """What `langevin bench` measured by length, or a recipe of costs did: a figure for each part."""
+    drawn = []
+    for path in paths:
+        remedy = "Give what langevin bench mixers --json or bench edge --json wrote."
+        found = read_json(path / "results.json" if path.is_dir() else path, {}, remedy)
+        tables = [one for one in (found, *found.values()) if isinstance(one, dict) and "rows" in one]
+        rows = [row for table in tables for row in table["rows"] if "length" in row]
+        if not rows:
+            raise UsageError(f"{path} holds no times by length", remedy)
+        known = [key for key in COSTS if key in rows[0]]
+        key = metric or known[0]
+        if key not in known:
+            raise unknown("--metric of a benchmark", key, known)
+        for part in dict.fromkeys(row["part"] for row in rows):
+            own = [row for row in rows if row["part"] == part and row[key] and row[key] > 0]
+            name = "mixer" if "mixer" in rows[0] else "model"
+            level = 1.0 if key.endswith("ratio") else None
+            lines, figure = figures.by_length(own, name, key, f"{part}: {COSTS[key]}", level)
+            drawn.append(
+                Drawing(f"{path.stem} {part}" if len(paths) > 1 else part, figure, [], lines=lines)
+            )
+    return drawn

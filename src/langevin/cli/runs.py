@@ -524,17 +524,33 @@ class Generate(WithSampling):
         return 0
 
 
+Picture = Literal["curves", "reliability", "attention", "times", "needle", "lengths", "bench"]
+
+
 @dataclass(frozen=True)
 class Plot:
-    """Draw run folders: curves, reliability (after evaluate), attention, times (learned scalars)."""
+    """Draw run folders side by side, a study, or the numbers of langevin bench.
 
-    what: tyro.conf.Positional[Literal["curves", "reliability", "attention", "times"]]
+    curves: loss in training. attention: the weights of a head. After evaluate: needle (what was found, by
+    length and place), lengths (loss by length or position), reliability, times (learned scalars). bench:
+    time and memory by length.
+
+    Examples: langevin plot needle runs/softmax runs/ssmax --by position ;
+    langevin plot lengths runs/compare-text8 --metric rise --out rise.pdf ; langevin plot bench bench.json
+    """
+
+    what: tyro.conf.Positional[Picture]
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Run folders."""
+    """Run folders, or the folder of one study; bench: the file that --json named."""
     out: Path | None = None
-    """PNG, SVG or PDF; default: figures/ in the first run folder."""
+    """PNG, SVG or PDF; default: figures/ in the first folder, or beside the file."""
     split: Literal["test", "valid"] = "test"
-    """reliability and times: the evaluation that is drawn."""
+    """needle, lengths, reliability, times: the evaluation that is drawn."""
+    metric: str = ""
+    """needle, lengths, bench: what was measured; default: what the task is about; both_ratio or ms_p50."""
+    by: str = ""
+    """needle: depth (default), position, distance, length or state; lengths: length (default) or
+    position."""
     text: str | None = None
     """attention: what the model reads; default: how the test data begin."""
     image: str | None = None
@@ -544,18 +560,23 @@ class Plot:
 
     def __call__(self) -> int:
         if not self.runs:
-            raise UsageError("no run folder came", "Give one or more folders made by langevin train.")
-        if self.text is not None and not self.text.strip():
-            raise UsageError("--text is empty", "Give a text for the model to read, or leave it out.")
+            raise UsageError("no folder came", "Give one or more folders made by langevin train.")
         from langevin import figures
         from langevin.cli import pictures
-        from langevin.runs import load
+        from langevin.studies.plan import slug
 
-        runs = [load(path) for path in self.runs]
-        out = self.out or runs[0].path / "figures" / f"{self.what}.png"
         draw = getattr(pictures, self.what)
-        seen = (self.text, self.layer, self.head, self.image)
-        own = {"attention": seen, "curves": ()}.get(self.what, (self.split,))
-        figures.save(draw(runs, *own), out)
-        print(out)
+        own = [name for name in signature(draw).parameters if name != "paths"]
+        for option in fields(self):
+            known = option.name in ("what", "runs", "out", *own)
+            if not known and getattr(self, option.name) != option.default:
+                takes = ", ".join(f"--{name}" for name in own) or "no other options"
+                raise UsageError(f"{self.what} takes no --{option.name}", f"It takes {takes}.")
+        drawn = draw(list(self.runs), **{name: getattr(self, name) for name in own})
+        first = self.runs[0]
+        out = self.out or (first / "figures" if first.is_dir() else first.parent) / f"{self.what}.png"
+        for one in drawn:
+            name = f"{out.stem}-{slug(one.title)}{out.suffix}" if len(drawn) > 1 else out.name
+            figures.save(one.figure, out.with_name(name), one.note)
+            print(out.with_name(name))
         return 0

@@ -101,6 +101,12 @@ def measured(
         options |= {} if device == "cpu" else {"batch": at_once(found, device)}
         options |= {} if texts is None else {"texts": texts}
         evaluation, _ = evaluate(found, "test", data=data, **options)
+    details = details_of(evaluation) | {"sample": sample(found, data, device)}
+    return [Row(**row) for row in evaluation["rows"]], {k: v for k, v in details.items() if v}
+
+
+def details_of(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """What pages show of an evaluation besides its rows."""
     reliability = [
         {**row, "accuracy": None if row["accuracy"] is None else row["accuracy"]["value"]}
         for row in evaluation.get("calibration", {}).get("reliability", [])
@@ -110,9 +116,8 @@ def measured(
         for row in evaluation.get("learned", [])
         if row.get("channel") is None
     ]
-    details = {"reliability": reliability, "learned": learned, "sample": sample(found, data, device)}
-    details |= {name: evaluation.get(name) for name in ("examples", "quality", "mistakes")}
-    return [Row(**row) for row in evaluation["rows"]], {k: v for k, v in details.items() if v}
+    others = {name: evaluation.get(name) for name in ("examples", "quality", "mistakes")}
+    return {"reliability": reliability, "learned": learned, **others}
 
 
 def curve_of(found: Any) -> tuple[Point, ...]:

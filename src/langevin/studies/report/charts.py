@@ -1,15 +1,17 @@
-"""The drawings of a study's page: results in, charts out."""
+"""The drawings of a study's page, and of `langevin plot`: results in, charts out."""
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from langevin import figures
-from langevin.evaluation.rows import Metric
+from langevin.evaluation.rows import Metric, Row
 from langevin.figures import Ends, Grid, Heads, Line, Mark
 from langevin.studies.numbers import (
     common_spread,
@@ -24,20 +26,32 @@ from langevin.studies.report.page import Chart, plainly
 from langevin.studies.report.study import TALL, marks, titled
 from langevin.studies.results import CONFIRMED, COSTS, Key, PartResult, Results, estimated
 
+UNITS = {"length": "tokens", "position": "tokens", "distance": "tokens", "state": "bytes"}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure: its title, what it tells those who cannot see it, and what its lines are."""
+
+    title: str
+    figure: Figure
+    told: Sequence[str]
+    note: str = ""
+    lines: Sequence[Line | Heads] = ()
+
+    @property
+    def on_page(self) -> Chart:
+        legend = [(line.index, line.name) for line in self.lines]
+        drawn = figures.svg(self.figure, self.title)
+        return Chart(self.title, drawn, f"{'; '.join(self.told)}.", self.note, legend)
+
 
 def charts(results: Results) -> dict[str, list[Chart]]:
     drawn = {"forest": _forest(results), "cost": _cost(results)} if results.finished else {}
-    by_part = {"curves": _curves, "reliability": _reliability, "scalars": _scalars, "grids": _grids}
+    by_part = {"curves": curves, "reliability": reliability, "scalars": scalars, "grids": grids}
     for key, draw in by_part.items():
-        drawn[key] = [chart for part in results.parts for chart in draw(results, part)]
-    return drawn
-
-
-def _chart(
-    title: str, figure: Any, told: Sequence[str], note: str = "", lines: Sequence[Line | Heads] = ()
-) -> Chart:
-    legend = [(line.index, line.name) for line in lines]
-    return Chart(title, figures.svg(figure, title), f"{'; '.join(told)}.", note, legend)
+        drawn[key] = [one for part in results.parts for one in draw(results, part)]
+    return {key: [one.on_page for one in every] for key, every in drawn.items()}
 
 
 def _ends(found: Any) -> Ends:
@@ -48,7 +62,7 @@ def _group(results: Results, part: PartResult) -> str:
     return part.name if len(results.parts) > 1 else ""
 
 
-def _forest(results: Results) -> list[Chart]:
+def _forest(results: Results) -> list[Drawing]:
     """Paired differences in the primary metric, sorted within each part, the reference at zero."""
     metric, mark_of, rows = results.primary, marks(results), []
     own = [c for c in results.contrasts if c.key.metric == metric.name and c.key.place == "best"]
@@ -79,10 +93,10 @@ def _forest(results: Results) -> list[Chart]:
     told = [f"{row.name} {row.shown}" for row in rows]
     note = "Paired by seed, with 95 % t intervals. Filled: confirmed; open: not."
     figure = figures.forest(rows, f"difference in {with_unit(metric.label, metric.unit)}")
-    return [_chart(title, figure, told, note)]
+    return [Drawing(title, figure, told, note)]
 
 
-def _cost(results: Results) -> list[Chart]:
+def _cost(results: Results) -> list[Drawing]:
     """The primary metric against training time, or against work where no time was measured."""
     metric, mark_of, rows = results.primary, marks(results), []
     timed = sum(arm.cost("time_ratio") is not None for part in results.parts for arm in part.arms) > 1
@@ -101,11 +115,12 @@ def _cost(results: Results) -> list[Chart]:
     told = [f"{row.name} {number(row.y)} at {number(row.x)}" for row in rows]
     note = "Means over seeds with 95 % intervals" + ("; lines join a part." if rows[0].group else ".")
     title = f"{sentence_case(metric.label)} against {cost.label}"
-    return [_chart(title, figures.scatter(rows, labels, height), told, note)]
+    return [Drawing(title, figures.scatter(rows, labels, height), told, note)]
 
 
-def _curves(results: Results, part: PartResult) -> list[Chart]:
-    """Validation loss by how much of the budget was spent: the mean over seeds and each seed."""
+def curves(results: Results, part: PartResult) -> list[Drawing]:
+    """Validation loss by how much of the budget was spent: the mean over seeds and each seed, or, of a
+    single run, its training loss where that is known."""
     lines, numbers = [], marks(results)
     for arm in part.arms:
         found = [[(p.amount, p.loss) for p in run.curve if math.isfinite(p.loss)] for run in arm.runs]
@@ -114,7 +129,8 @@ def _curves(results: Results, part: PartResult) -> list[Chart]:
             first, last = max(x[0] for x, _ in seeds), min(x[-1] for x, _ in seeds)
             grid = sorted({at for x, _ in seeds for at in x if first <= at <= last}) or list(seeds[0][0])
             mean = np.mean([np.interp(grid, x, y) for x, y in seeds], axis=0)
-            pale = [(x, y) for x, y in seeds] if len(seeds) > 1 else ()
+            own = [run.details["training"] for run in arm.runs if "training" in run.details]
+            pale = [(x, y) for x, y in seeds] if len(seeds) > 1 else own
             lines.append(Line(arm.name, numbers[arm.name], grid, list(mean), pale=pale))
     if not lines:
         return []
@@ -123,12 +139,14 @@ def _curves(results: Results, part: PartResult) -> list[Chart]:
     figure = figures.curves(lines, (f"training {results.unit}", "validation loss"), level, start=0.2)
     title = titled(f"Validation loss by training {results.unit}", part, results)
     told = [f"{line.name} ends at {number(line.y[-1])}" for line in lines]
-    note = "Strong: mean over seeds; pale: each seed. The start may lie above the frame."
+    trained = any("training" in run.details for arm in part.arms for run in arm.runs)
+    note = "Strong: validation; pale: training." if trained else "Strong: mean over seeds; pale: each seed."
+    note += " The start may lie above the frame."
     note += f" Dashed: the untouched model, {number(level)}." if untouched else ""
-    return [_chart(title, figure, told, note, lines)]
+    return [Drawing(title, figure, told, note, lines)]
 
 
-def _reliability(results: Results, part: PartResult) -> list[Chart]:
+def reliability(results: Results, part: PartResult) -> list[Drawing]:
     """Bins of the same place put together over seeds: counts add, the rest weighs by count."""
     lines, counts = [], []
     for arm in part.arms:
@@ -140,16 +158,18 @@ def _reliability(results: Results, part: PartResult) -> list[Chart]:
         if pooled:
             bins = [np.array(pooled[place]) for place in sorted(pooled)]
             sure, right = ([np.average(b[:, i], weights=b[:, 0]) for b in bins] for i in (1, 2))
-            lines.append(Line(arm.name, marks(results)[arm.name], sure, right))
+            ece = [row.value for run in arm.runs if (row := run.row("ece")) is not None]
+            name = f"{arm.name} (ECE {fmean(ece):.3f})" if ece else arm.name
+            lines.append(Line(name, marks(results)[arm.name], sure, right))
             counts.append([b[:, 0].sum() for b in bins])
     if not lines:
         return []
     told = [f"{line.name} is right {line.y[-1]:.0%} of the time when it is surest" for line in lines]
     figure = figures.reliability(lines, counts)
-    return [_chart(titled("Reliability", part, results), figure, told, lines=lines)]
+    return [Drawing(titled("Reliability", part, results), figure, told, lines=lines)]
 
 
-def _scalars(results: Results, part: PartResult) -> list[Chart]:
+def scalars(results: Results, part: PartResult) -> list[Drawing]:
     """One chart a name: heads by layer, means over seeds."""
     found: dict[str, dict[str, dict[tuple[int, Any], list[float]]]] = {}
     for arm in part.arms:
@@ -164,62 +184,96 @@ def _scalars(results: Results, part: PartResult) -> list[Chart]:
             learned.append(Heads(arm_name, marks(results)[arm_name], values))
         told = [f"{one.name} at {counted(len(one.values), 'head')}" for one in learned]
         title = titled(f"Learned {name} by layer", part, results)
-        made.append(_chart(title, figures.scalars(learned, f"{name} (learned value)"), told, lines=learned))
+        made.append(
+            Drawing(title, figures.scalars(learned, f"{name} (learned value)"), told, lines=learned)
+        )
     return made
 
 
-Measured = dict[str, dict[tuple[Any, ...], list[float]]]
-"""By arm and by place, the values of all seeds."""
+Measured = dict[str, dict[tuple[Any, ...], list[Row]]]
+"""By arm and by place, the rows of all seeds."""
 
 
-def _grids(results: Results, part: PartResult) -> list[Chart]:
-    """What was measured at places: over one of numbers a line an arm, over one of names a heatmap of all
-    arms, over two a heatmap each."""
+def measured(part: PartResult) -> dict[tuple[str, tuple[str, ...]], Measured]:
+    """What was measured at places, by metric and by what the places are."""
     found: dict[tuple[str, tuple[str, ...]], Measured] = {}
     for arm in part.arms:
         for row in (row for run in arm.done for row in run.rows):
             if row.at and "step" not in row.at and math.isfinite(row.value):
-                values = found.setdefault((row.metric, tuple(row.at)), {}).setdefault(
-                    arm.name, defaultdict(list)
-                )
-                values[tuple(row.at.values())].append(row.value)
+                of_metric = found.setdefault((row.metric, tuple(row.at)), {})
+                of_metric.setdefault(arm.name, defaultdict(list))[tuple(row.at.values())].append(row)
+    return found
+
+
+def grids(
+    results: Results, part: PartResult, chosen: tuple[str, str] | None = None, together: bool = False
+) -> list[Drawing]:
+    """What was measured at places: over one of numbers a line an arm, over one of names a heatmap of all
+    arms, over two a heatmap each, or all of them together. chosen: a metric and the last of its places."""
     made = []
-    for (name, axes), measured in found.items():
-        title = titled(f"{results.metric(name).label} by {listed(axes)}", part, results)
-        named = any(isinstance(place, str) for values in measured.values() for (place, *_) in values)
-        draw = {1: _over_names if named else _over_one, 2: _over_two}.get(len(axes))
-        made += draw(title, results.metric(name), axes, measured, marks(results)) if draw else []
+    for (name, axes), found in measured(part).items():
+        if chosen is not None and chosen != (name, axes[-1]):
+            continue
+        metric = results.metric(name)
+        title = titled(f"{metric.label} by {listed(axes)}", part, results)
+        if len(axes) == 2:
+            made += _over_two(title, metric, axes, found, together)
+        elif any(isinstance(place, str) for values in found.values() for (place, *_) in values):
+            made.append(_over_names(title, metric, axes[0], found))
+        elif len(axes) == 1:
+            made.append(_over_one(title, metric, axes[0], found, marks(results), _context(part)))
     return made
 
 
+def _context(part: PartResult) -> int | None:
+    """The length that all arms were trained at; None: they differ in it."""
+    own = {arm.settings.get("context", part.settings.get("context")) for arm in part.arms}
+    return own.pop() if len(own) == 1 else None
+
+
+def _mean(rows: Sequence[Row]) -> float:
+    return fmean(row.value for row in rows) if rows else math.nan
+
+
 def _over_one(
-    title: str, metric: Metric, axes: tuple[str, ...], measured: Measured, numbers: dict[str, int]
-) -> list[Chart]:
+    title: str,
+    metric: Metric,
+    axis: str,
+    found: Measured,
+    numbers: dict[str, int],
+    context: int | None,
+) -> Drawing:
     lines = []
-    for arm, values in measured.items():
+    for arm, values in found.items():
         places = sorted(place for (place,) in values)
-        means = [fmean(values[place,]) for place in places]
-        ends = [_ends(estimated(metric, values[place,])) for place in places]
-        lines.append(Line(arm, numbers[arm], places, means, ends))
+        by_place = [values[place,] for place in places]
+        ends = [
+            _ends(rows[0] if len(rows) == 1 else estimated(metric, [row.value for row in rows]))
+            for rows in by_place
+        ]
+        lines.append(Line(arm, numbers[arm], places, [_mean(rows) for rows in by_place], ends))
     every = [place for line in lines for place in line.x]
     log = min(every) > 0 and max(every) >= 8 * min(every)
-    labels = f"{axes[0]}, log scale" if log else axes[0], with_unit(metric.label, metric.unit)
+    trained = context if axis in ("length", "position") and context and context < max(every) else None
+    label = with_unit(axis, UNITS.get(axis, ""))
+    labels = f"{label}, log scale" if log else label, with_unit(metric.label, metric.unit)
     told = [f"{line.name} {number(line.y[0])} to {number(line.y[-1])}" for line in lines]
-    figure = figures.curves(lines, labels, log="x" if log else "")
-    return [_chart(sentence_case(title), figure, told, "With 95 % t intervals.", lines)]
+    seeds = max(len(rows) for values in found.values() for rows in values.values())
+    note = "With 95 % t intervals over seeds." if seeds > 1 else "With 95 % intervals over what is tested."
+    note += f" Dotted: the length of training, {trained}." if trained else ""
+    figure = figures.curves(lines, labels, log="x" if log else "", upright=trained)
+    return Drawing(sentence_case(title), figure, told, note, lines)
 
 
-def _over_names(
-    title: str, metric: Metric, axes: tuple[str, ...], measured: Measured, numbers: dict[str, int]
-) -> list[Chart]:
-    places = list(dict.fromkeys(place for values in measured.values() for (place,) in values))
-    means = [[fmean(values[place,] or [math.nan]) for place in places] for values in measured.values()]
-    grid = Grid(means, list(measured), places)
+def _over_names(title: str, metric: Metric, axis: str, found: Measured) -> Drawing:
+    places = list(dict.fromkeys(place for values in found.values() for (place,) in values))
+    means = [[_mean(values[place,]) for place in places] for values in found.values()]
     told = [
-        f"{arm} {number(min(row))} to {number(max(row))}" for arm, row in zip(measured, means, strict=True)
+        f"{arm} {number(min(row))} to {number(max(row))}" for arm, row in zip(found, means, strict=True)
     ]
-    figure = figures.heatmap([grid], (axes[0], "arm"), with_unit(metric.label, metric.unit))
-    return [_chart(sentence_case(title), figure, told)]
+    grid = Grid(means, list(found), places)
+    figure = figures.heatmap([grid], (axis, "arm"), with_unit(metric.label, metric.unit))
+    return Drawing(sentence_case(title), figure, told)
 
 
 def _in_order(places: Iterable[Any]) -> list[Any]:
@@ -228,18 +282,24 @@ def _in_order(places: Iterable[Any]) -> list[Any]:
 
 
 def _over_two(
-    title: str, metric: Metric, axes: tuple[str, ...], measured: Measured, numbers: dict[str, int]
-) -> list[Chart]:
-    every = [fmean(seeds) for values in measured.values() for seeds in values.values()]
+    title: str, metric: Metric, axes: tuple[str, ...], found: Measured, together: bool
+) -> list[Drawing]:
+    every = [_mean(rows) for values in found.values() for rows in values.values()]
     ends = (0.0, 1.0) if metric.unit == "fraction" else (min(every), max(every))
-    made = []
-    for arm, values in measured.items():
-        own = [fmean(seeds) for seeds in values.values()]
+    drawn = {}
+    for arm, values in found.items():
         rows, columns = (_in_order({place[i]: 0 for place in values}) for i in (0, 1))
-        means = [[fmean(values[row, column] or [math.nan]) for column in columns] for row in rows]
-        grid = Grid(means, [plainly(row) for row in rows], [plainly(column) for column in columns])
-        labels, meaning = (axes[1], axes[0]), with_unit(metric.label, metric.unit)
-        figure = figures.heatmap([grid], labels, meaning, ends)
-        told = [f"{number(min(own))} to {number(max(own))}"]
-        made.append(_chart(f"{arm}: {title}", figure, told))
+        means = [[_mean(values[row, column]) for column in columns] for row in rows]
+        drawn[arm] = Grid(
+            means, [plainly(row) for row in rows], [plainly(column) for column in columns], arm
+        )
+    y, x = (with_unit(axis, UNITS.get(axis, "")) for axis in axes)
+    made = []
+    for arms in [list(drawn)] if together else [[arm] for arm in drawn]:
+        figure = figures.heatmap(
+            [drawn[arm] for arm in arms], (x, y), with_unit(metric.label, metric.unit), ends
+        )
+        own = {arm: [_mean(rows) for rows in found[arm].values()] for arm in arms}
+        told = [f"{arm} {number(min(values))} to {number(max(values))}" for arm, values in own.items()]
+        made.append(Drawing(sentence_case(title) if together else f"{arms[0]}: {title}", figure, told))
     return made

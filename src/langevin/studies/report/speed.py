@@ -14,7 +14,6 @@ from langevin.studies.words import claims_in_short
 PARTS = {"core": "Mixing alone", "module": "Attention module"}
 RATIOS = {"forward_ratio": "forward", "both_ratio": "forward and backward"}
 BY_LENGTH = {"mib_a_text": "memory (MiB a text)", "tokens_per_second": "speed (tokens/s)"}
-LENGTH = "length (tokens), log scale"
 
 
 def speed_page(results: dict[str, Any], answers: list[Answer]) -> Page:
@@ -58,25 +57,19 @@ def speed_page(results: dict[str, Any], answers: list[Answer]) -> Page:
 def _chart(rows: list[dict[str, Any]], part: str, ratio: str) -> Chart:
     """Time as a multiple of softmax's by length, a line a mixer."""
     own = [row for row in rows if row["part"] == part]
-    title = f"{PARTS[part]}, {RATIOS[ratio]}"
-    return _lines(own, "mixer", ratio, title, "time (× softmax), log scale", level=1.0)
+    return _lines(own, "mixer", ratio, f"{PARTS[part]}, {RATIOS[ratio]}", "time (× softmax)", level=1.0)
 
 
 def _by_length(rows: list[dict[str, Any]], key: str) -> Chart:
     """Memory a text or tokens a second by length, a line a model."""
-    return _lines(rows, "model", key, f"Training {BY_LENGTH[key]}", f"{BY_LENGTH[key]}, log scale")
+    return _lines(rows, "model", key, f"Training {BY_LENGTH[key]}", BY_LENGTH[key])
 
 
 def _lines(
     rows: list[dict[str, Any]], name: str, key: str, title: str, label: str, level: float | None = None
 ) -> Chart:
-    names = list(dict.fromkeys(row[name] for row in rows))
-    lines = []
-    for index, one in enumerate(names):
-        own = [row for row in rows if row[name] == one]
-        lines.append(figures.Line(one, index, [r["length"] for r in own], [r[key] for r in own]))
-    drawn = figures.curves(lines, (LENGTH, label), level=level, log="xy")
-    legend = tuple(enumerate(names))
+    lines, drawn = figures.by_length(rows, name, key, label, level)
+    legend = [(line.index, line.name) for line in lines]
     return Chart(title, figures.svg(drawn, slug(f"speed {title}")), told=title, legend=legend)
 
 
