@@ -206,10 +206,9 @@ def curves(
     places = _apart(sorted({x for line in lines for x in line.x})) if log else []
     for name in log:
         axes.set(**{f"{name}scale": "log"})
-        axis, ticks = axes.xaxis, FixedLocator(places)
-        if name == "y":
-            low, high = axes.get_ylim()
-            axis, ticks = axes.yaxis, LogLocator(subs=(1, 2, 5)) if high > 5 * low else MaxNLocator(5)
+        low, high = axes.get_ylim()
+        upward = LogLocator(subs=(1, 2, 5)) if high > 5 * low else MaxNLocator(5, steps=[1, 2, 5, 10])
+        axis, ticks = (axes.xaxis, FixedLocator(places)) if name == "x" else (axes.yaxis, upward)
         axis.set_minor_locator(NullLocator())
         axis.set_major_locator(ticks)
         axis.set_major_formatter(_tick)
@@ -279,8 +278,9 @@ def heatmap(grids: Sequence[Grid], labels: tuple[str, str], meaning: str, ends: 
     written out where they are few; beside a picture they are those of its patches."""
     down, along = (max(np.shape(grid.values)[axis] for grid in grids) for axis in (0, 1))
     beside, written = grids[0].picture is not None, down * along <= MOST_WRITTEN
-    wide = WIDTH if beside else min(WIDEST, 40 + along * (28 if written else 12))
-    tall = 190 if beside else min(WIDEST, max(190, 76 + down * (22 if written else 12)))
+    room = (28, 22) if written else (12, 12) if grids[0].columns else (3, 3)  # of a cell, with its name
+    wide = WIDTH if beside else min(WIDEST, 40 + along * room[0])
+    tall = 190 if beside else min(WIDEST, max(190, 76 + down * room[1]))
     columns = max(1, min(len(grids), int(WIDEST / wide)))
     rows, width = math.ceil(len(grids) / columns), max(WIDTH, columns * wide + 50)
     figure = Figure((width / 72, rows * tall / 72), dpi=72, layout="constrained")

@@ -116,9 +116,8 @@ def _results(paths: list[Path], split: str | None) -> Results:
     arms = []
     for run in runs:
         name = f"{run.config.mixer} ({run.path.name})" if alike else run.config.mixer
-        arms.append(
-            ArmResult(name, {"context": run.config.context, "out": run.path}, (_run_result(run, split),))
-        )
+        told = {"context": run.config.context, "out": run.path}
+        arms.append(ArmResult(name, told, (_run_result(run, split),)))
     metrics = dict.fromkeys(metric for run in runs for metric in run.task.metrics)
     part = PartResult("", tuple(arms))
     return Results("", tuple(metrics), runs[0].task.unit, (0,), (part,))
@@ -147,15 +146,13 @@ def attention(
         if (image if shown is None else text) is not None:
             raise UsageError(f"{run.path} reads {'images' if shown else 'texts'}", "Give it such.")
         read, names = _tokens(run, text) if shown is None else ({"pixel_values": _pixels(run, image)}, [])
-        with torch.no_grad():
-            weights = run.model(**read, output_attentions=True, use_cache=False).attentions
-        if not (0 <= layer < len(weights) and 0 <= head < weights[0].shape[1]):
+        layers, heads = run.model.config.num_hidden_layers, run.model.config.num_attention_heads
+        if not (0 <= layer < layers and 0 <= head < heads):
             raise UsageError(
-                f"{run.path} has {len(weights)} layers of {weights[0].shape[1]} heads, "
-                f"not layer {layer}, head {head}",
+                f"{run.path} has {layers} layers of {heads} heads, not layer {layer}, head {head}",
                 "Both count from 0.",
             )
-        w_QK, picture = weights[layer][0, head], None
+        w_QK, picture = _weights(run.model, read, layer)[0, head], None
         name = f"{run.config.mixer}, layer {layer}, head {head}{_sums(w_QK)}"
         if shown is not None:
             picture = read["pixel_values"][0].permute(1, 2, 0).numpy()
@@ -168,6 +165,27 @@ def attention(
     return [Drawing("Attention", figures.heatmap(grids, labels, "weight"), [grid.name for grid in grids])]
 
 
+@torch.no_grad()
+def _weights(model: Any, read: dict[str, torch.Tensor], layer: int) -> torch.Tensor:
+    """(B, H, Q, K) of a layer in a forward pass; of our own models that layer alone, as others may mix
+    without weights."""
+    if not hasattr(model.base_model, "blocks"):
+        return model(**read, output_attentions=True, use_cache=False).attentions[layer]
+    block, kept = model.base_model.blocks[layer], []
+
+    def asked(_: Any, args: Any, options: dict[str, Any]) -> Any:
+        return args, {**options, "return_weights": True}
+
+    hooks = (
+        block.register_forward_pre_hook(asked, with_kwargs=True),
+        block.register_forward_hook(lambda _, args, out: kept.append(out[1])),
+    )
+    model(**read, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return kept[0]
+
+
 def _sums(w_QK: torch.Tensor) -> str:
     """Words for weights that are no shares of a whole."""
     low, high = float(w_QK.sum(-1).min()), float(w_QK.sum(-1).max())
@@ -178,10 +196,10 @@ def _sums(w_QK: torch.Tensor) -> str:
 def _tokens(run: Run, text: str | None) -> tuple[dict[str, torch.Tensor], list[str]]:
     """What a model reads of a text, and its words where they are few."""
     if text is None:
-        data, names = run.task.prepare(run.config), []
+        data = run.task.prepare(run.config)
         if not hasattr(data, "tokens"):  # such as noise with needles: the first row that validates
             row = run.task.held_out(data, run.config)[0]["tokens"][:1, : run.config.context]
-            return {"input_ids": torch.from_numpy(row)}, names
+            return {"input_ids": torch.from_numpy(row)}, []
         ids = data.tokens("test")[: min(TOKENS_SHOWN, run.config.context)].tolist()
     else:
         ids = encode_prompt(run.tokenizer, text, run.environment["data"])[: run.config.context]
