@@ -32,7 +32,7 @@ from training.small_run import dying_at_step, fingerprint, small, train_in_a_pro
 
 SOFT, HIDDEN, FULL = Sparse(k=2), Sparse(state="hidden"), Sparse(state="full", k=3)
 STATES = pytest.mark.parametrize("objective", [SOFT, HIDDEN, FULL], ids=["soft", "hidden", "full"])
-ORDERS = ("spread", "ancestral", "first-hitting", "confidence", "margin", "entropy", "threshold")
+ORDERS = ("ancestral", "first-hitting", "confidence", "margin", "entropy", "threshold")
 COUNT = 6000
 OPEN = Canvas([V] * L, [True] * L)
 TEN = 10  # tokens of the vocabulary of tiny models
