@@ -25,6 +25,7 @@ from langevin.training.start import model_config
 
 NAMES = [
     "ar-vs-diffusion",
+    "cifar10-vit",
     "drift-diffusion-gpt2",
     "heat-calibration",
     "heat-depth-law",

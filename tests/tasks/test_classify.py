@@ -190,7 +190,7 @@ def test_what_cannot_be_predicted_is_told(
         (["--file", str(tmp_path / "in.csv"), "--out", str(tmp_path / "o.csv")], "it has 'other'"),
         (["--file", str(tmp_path / "in.csv"), "--out", str(there)], "is there already"),
         (["--file", str(tmp_path / "no.csv"), "--out", str(tmp_path / "o.csv")], "no such file"),
-        ([], "either texts or a file"),
+        ([], "texts, images or a file"),
         (["--text", "a", "--out", "b.csv"], "go together"),
     ):
         assert cli.main(["predict", str(run.path), *flags]) == 2

@@ -60,6 +60,11 @@ class Data:
             raise UsageError("no data set was named", "See langevin data list.")
         own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
         for name in self.names:
+            if name in data.images.ABOUT:
+                found = data.images.prepare(name, data.images.SIZES[name])
+                sizes = {f"{split} images": s["images"] for split, s in found.manifest["splits"].items()}
+                print_pairs({"data": name, **sizes, "kept in": found.folder})
+                continue
             if name in data.labelled.NAMED or name in data.labelled.GENERATED:
                 corpus = data.prepare_labelled(name, self.tokenizer, context=WHOLE).corpus
             else:
@@ -532,6 +537,8 @@ class Plot:
     """reliability and times: the evaluation that is drawn."""
     text: str | None = None
     """attention: what the model reads; default: how the test data begin."""
+    image: str | None = None
+    """attention: the file of an image that the model reads; default: the first of the test data."""
     layer: int = 0
     head: int = 0
 
@@ -547,7 +554,8 @@ class Plot:
         runs = [load(path) for path in self.runs]
         out = self.out or runs[0].path / "figures" / f"{self.what}.png"
         draw = getattr(pictures, self.what)
-        own = {"attention": (self.text, self.layer, self.head), "curves": ()}.get(self.what, (self.split,))
+        seen = (self.text, self.layer, self.head, self.image)
+        own = {"attention": seen, "curves": ()}.get(self.what, (self.split,))
         figures.save(draw(runs, *own), out)
         print(out)
         return 0

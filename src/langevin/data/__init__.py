@@ -1,4 +1,5 @@
-"""Texts as tokens: `prepare` a named source or a local file, and train on it in a fixed order.
+"""Texts as tokens: `prepare` a named source or a local file, and train on it in a fixed order. Images are
+in `langevin.data.images`.
 
 corpus = langevin.data.prepare("stories")
 corpus.batch("train", step, seed=0, batch=32, context=256)
@@ -6,7 +7,7 @@ corpus.batch("train", step, seed=0, batch=32, context=256)
 
 from typing import Any
 
-from langevin.data import labelled
+from langevin.data import images, labelled
 from langevin.data.corpus import Corpus, same_data
 from langevin.data.examples import LabelledTexts
 from langevin.data.shards import tokenised
@@ -80,4 +81,8 @@ def names() -> list[dict[str, Any]]:
         }
         size = sum(path.stat().st_size for path in files.values()) if files else None
         rows.append({**row, "here": bool(files), "bytes": size})
+    for name, about in images.ABOUT.items():
+        here = name == "digits" or images.cifar_folder() is not None
+        row = {"name": name, "kind": "images", "about": about, "tokenizer": ""}
+        rows.append({**row, "here": here, "bytes": None})
     return rows

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -51,6 +51,13 @@ class HubTexts:
     """What an empty row stood for in the original file."""
     columns: tuple[str, ...] = ()
     """Write these as lines of JSON, and not the text alone."""
+
+    def written(self, row: Mapping[str, Any]) -> bytes:
+        """A row as it stands in our file."""
+        if self.columns:
+            return (json.dumps({name: row[name] for name in self.columns}) + "\n").encode()
+        text = row["text"] or self.blank
+        return (f"{text.strip()}\n{SEPARATOR}\n" if self.documents else text).encode()
 
 
 def has_datasets() -> bool:
@@ -109,13 +116,8 @@ def _fetch(texts: HubTexts, folder: Path) -> None:
 
     def write(place: Path) -> None:
         for name, rows in parts.items():
-            with open(place / name, "w", encoding="utf-8", newline="") as file:
-                for row in chain.from_iterable(rows):
-                    if texts.columns:
-                        file.write(json.dumps({name: row[name] for name in texts.columns}) + "\n")
-                        continue
-                    text = row["text"] or texts.blank
-                    file.write(f"{text.strip()}\n{SEPARATOR}\n" if texts.documents else text)
+            with open(place / name, "wb") as file:
+                file.writelines(texts.written(row) for row in chain.from_iterable(rows))
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.parent / f".{folder.name}.lock"):

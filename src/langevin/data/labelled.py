@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from langevin.data import order, tables
 from langevin.data.hub import HubTexts, cache_root, data_root, fetch
@@ -196,20 +197,27 @@ def texts_of(rows: dict[str, Rows], name: str) -> Texts:
         kept[split] = [row for row in stripped if all(row)]
         gone["rows without a text"] += sum(not text for text, _ in stripped)
         gone["rows without a label"] += sum(bool(text) and not label for text, label in stripped)
-    splits = _cut(kept)
+    splits, facts = apart(kept, name, gone)
+    number = {label: i for i, label in enumerate(facts["classes"])}
+    return Texts(
+        {split: partial(_texts, splits[split]) for split in SPLITS},
+        documents=True,
+        facts=facts,
+        labels={split: [number[label] for _, label in splits[split]] for split in SPLITS},
+    )
+
+
+def apart(rows: dict[str, Rows], name: str, gone: Counter[str]) -> tuple[dict[str, Rows], dict[str, Any]]:
+    """Rows as train, valid and test that share none, and what the manifest should say of them: the classes,
+    and what was left out, of which some is known."""
+    splits = _cut(rows)
     for later, earlier in (("valid", ("test",)), ("train", ("valid", "test"))):
         there = {text for split in earlier for text, _ in splits[split]}
         alone = [row for row in splits[later] if row[0] not in there]
         gone[f"{later} rows that also stand in {' or '.join(earlier)}"] = len(splits[later]) - len(alone)
         splits[later] = alone
-    classes = _classes(splits, name)
-    number = {label: i for i, label in enumerate(classes)}
-    return Texts(
-        {split: partial(_texts, splits[split]) for split in SPLITS},
-        documents=True,
-        facts={"classes": classes, "left out": {what: n for what, n in gone.items() if n}},
-        labels={split: [number[label] for _, label in splits[split]] for split in SPLITS},
-    )
+    left_out = {what: count for what, count in gone.items() if count}
+    return splits, {"classes": _classes(splits, name), "left out": left_out}
 
 
 def _texts(rows: Rows) -> list[str]:
@@ -218,11 +226,11 @@ def _texts(rows: Rows) -> list[str]:
 
 def _cut(rows: dict[str, Rows]) -> dict[str, Rows]:
     """Train, valid and test, the last two out of train where they are missing."""
-    if "valid" in rows:
+    to = {place: split for place, split in ((8, "test"), (9, "valid")) if split not in rows}
+    if not to:
         return dict(rows)
     from_train = rows["train" if "train" in rows else ""]
-    to = {9: "valid"} if "test" in rows else {8: "test", 9: "valid"}
-    splits: dict[str, Rows] = {"train": [], "valid": [], "test": list(rows.get("test", ()))}
+    splits: dict[str, Rows] = {"train": [], **{split: list(rows.get(split, ())) for split in SPLITS[1:]}}
     seen: Counter[str] = Counter()
     for i in order.permutation(len(from_train), 0):
         label = from_train[i][1]

@@ -16,6 +16,9 @@ s_h is 0 for the first head and SELF for the last, which start far and near. No 
 Causal drops the right neighbour. Beyond the ends, across documents and at padding there are zeros, again at
 every iteration, so nothing wraps around and nothing bleeds. Iterations share weights unless shared=False.
 noise adds σ · rms(x) · ε to x in training. A token hears iters hops (dilated: 2^iters - 1 tokens) far.
+
+Patches of an image stand in a grid: the neighbours are then those above, left, right and below, with
+corners=True all eight, and the formulas have as many terms; beyond the edges there are zeros.
 (Banavara, attention-free diffusion)
 
 B batch, L tokens, W width.
@@ -48,8 +51,10 @@ class Neighbor:
     shared: bool = True
     hops: Literal[1, "dilated"] = 1
     noise: float = 0.0
+    corners: bool = False
 
     name: ClassVar[str]
+    has_grid: ClassVar[bool] = True
     examples: ClassVar[tuple[str, ...]] = (
         "neighbor",
         "neighbor(hops='dilated')",
@@ -72,8 +77,8 @@ class Neighbor:
         if self.hops == "dilated" and self.iters > 30:
             raise UsageError(f"neighbor(iters={self.iters}) doubles its hop too often", "Use 30.")
 
-    def module(self, spec: Spec, **place: Any) -> NeighborMixer:
-        return NeighborMixer(spec, **place)
+    def module(self, spec: Spec, grid: tuple[int, int] | None = None, **place: Any) -> NeighborMixer:
+        return NeighborMixer(spec, grid=grid, **place)
 
     @property
     def repeats(self) -> int:
@@ -98,20 +103,30 @@ class NeighborMixer(nn.Module):
         layer: int = 0,
         depth: int = 4,
         max_length: int = 1024,
+        grid: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         check_heads(width, heads)
-        self.spec, self.width, self.heads, self.causal = spec, width, heads, causal
+        self.spec, self.width, self.heads, self.causal, self.grid = spec, width, heads, causal, grid
         self.config: Neighbor = spec.mixer
+        if self.config.corners and grid is None:
+            raise UsageError("tokens of a text have no corners", "Leave corners out.")
         self.content: Content | None = None
+        own, beside = (1, 2 if causal else 3) if grid is None else (len(self.around) // 2, len(self.around))
         if self.config.kind == "content":
-            self.content, copies = Content(width, heads, self.config.iters, causal), 0
+            self.content, copies = Content(width, heads, self.config.iters, own, beside), 0
         else:
             copies = 1 if self.config.shared else self.config.iters
         step = MLPStep if self.config.kind == "mlp" else LinearStep
-        self.steps = nn.ModuleList(step(width, self.config.alpha, causal) for _ in range(copies))
+        self.steps = nn.ModuleList(step(width, self.config.alpha, own, beside) for _ in range(copies))
         self.geometry = Geometry(heads, width // heads, heads, layer, depth, max_length)
         self.wrappers = Wrappers(spec, self.geometry)
+
+    @property
+    def around(self) -> list[tuple[int, int]]:
+        """Rows and columns from a place in a grid to itself and its neighbours, in their order."""
+        every = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
+        return [place for place in every if self.config.corners or 0 in place]
 
     def forward(
         self, x_BLW: Tensor, view: View, state: tuple[Tensor, ...] | None = None
@@ -125,20 +140,43 @@ class NeighborMixer(nn.Module):
             h, taps = (only_real(part, view) for part in self.content.begin(x_BLW))
             h = h.unflatten(-1, (self.heads, -1))
         for i, hop in enumerate(self.config.distances):
-            L, nothing = h.shape[1], h.new_zeros(h.shape[0], hop, *h.shape[2:])
-            before = nothing if state is None else state[i].view_as(nothing)
-            longer = torch.cat([before, h] if self.causal else [before, h, nothing], 1)
-            kept.append(longer[:, L : L + hop].reshape(len(h), hop, self.width))
-            left = only_shown(longer[:, :L], view, hop)
-            right = None if self.causal else only_shown(longer[:, 2 * hop :], view, -hop)
+            if self.grid is None:
+                beside, last = self._in_line(h, view, hop, None if state is None else state[i])
+                kept.append(last)
+            else:
+                beside = self._in_grid(h, hop)
             if taps is None:
-                h = only_real(self.steps[0 if self.config.shared else i](h, left, right), view)
+                h = only_real(self.steps[0 if self.config.shared else i](beside), view)
             else:  # at padding it takes nothing
-                h = mixed(taps[:, :, i], [left, h] if right is None else [left, h, right])
+                h = mixed(taps[:, :, i], beside)
         if self.content is not None:
             h = self.content.end(h.flatten(-2), x_BLW)
         heads = h.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return self.wrappers(heads).transpose(1, 2).flatten(-2), tuple(kept)
+
+    def _in_line(
+        self, h: Tensor, view: View, hop: int, state: Tensor | None
+    ) -> tuple[list[Tensor], Tensor]:
+        """What stands to the left, h itself and what stands to the right, if that may be seen; and the
+        last `hop` of h, for those that come."""
+        L, nothing = h.shape[1], h.new_zeros(h.shape[0], hop, *h.shape[2:])
+        before = nothing if state is None else state.view_as(nothing)
+        longer = torch.cat([before, h] if self.causal else [before, h, nothing], 1)
+        beside = [only_shown(longer[:, :L], view, hop), h]
+        if not self.causal:
+            beside.append(only_shown(longer[:, 2 * hop :], view, -hop))
+        return beside, longer[:, L : L + hop].reshape(len(h), hop, self.width)
+
+    def _in_grid(self, h: Tensor, hop: int) -> list[Tensor]:
+        """What stands at each place around, and zeros beyond the edges."""
+        assert self.grid is not None
+        rows, columns = self.grid
+        padding = (0, 0) * (h.ndim - 2) + (hop,) * 4
+        wider = F.pad(h.unflatten(1, self.grid), padding)
+        return [
+            wider[:, (1 + r) * hop :, (1 + c) * hop :][:, :rows, :columns].flatten(1, 2)
+            for r, c in self.around
+        ]
 
     def _noised(self, x_BLW: Tensor) -> Tensor:
         if not (self.training and self.config.noise):
@@ -175,9 +213,9 @@ def mixed(taps_BLHN: Tensor, neighbours_BLHD: list[Tensor]) -> Tensor:
 class Content(nn.Module):
     """What is mixed, what each token takes of its neighbours, and what becomes of it."""
 
-    def __init__(self, width: int, heads: int, iters: int, causal: bool) -> None:
+    def __init__(self, width: int, heads: int, iters: int, own: int, beside: int) -> None:
         super().__init__()
-        self.shape = (iters, heads, 2 if causal else 3)
+        self.shape, self.own = (iters, heads, beside), own
         self.value = nn.Linear(width, width, bias=False)
         self.gate = nn.Linear(width, width, bias=False)
         self.taps = nn.Linear(width, math.prod(self.shape))
@@ -187,7 +225,7 @@ class Content(nn.Module):
         """h, and the taps (B, L, iterations, heads, neighbours)."""
         logits = self.taps(x_BLW).unflatten(-1, self.shape)
         stays = torch.linspace(0, SELF, self.shape[1], device=x_BLW.device, dtype=logits.dtype)
-        own = F.pad(stays[:, None], (1, self.shape[2] - 2))
+        own = F.pad(stays[:, None], (self.own, self.shape[2] - self.own - 1))
         return self.value(x_BLW), (logits + own).softmax(-1)
 
     def end(self, h_BLW: Tensor, x_BLW: Tensor) -> Tensor:
@@ -197,29 +235,27 @@ class Content(nn.Module):
 class MLPStep(nn.Module):
     """LayerNorm( α h + (1 - α) W₂ GELU(W₁ (W_l left + W_s h + W_r right)) )."""
 
-    def __init__(self, width: int, alpha: float, causal: bool) -> None:
+    def __init__(self, width: int, alpha: float, own: int, beside: int) -> None:
         super().__init__()
-        self.alpha = alpha
-        taps = 2 if causal else 3
-        self.taps = nn.Linear(taps * width, width, bias=False)  # W_l, W_s and W_r side by side
+        self.alpha, self.own = alpha, own
+        self.taps = nn.Linear(beside * width, width, bias=False)  # W_l, W_s and W_r side by side
         self.up = nn.Linear(width, 2 * width)
         self.down = nn.Linear(2 * width, width)
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, h: Tensor, left: Tensor, right: Tensor | None) -> Tensor:
-        n = self.taps(torch.cat([left, h] if right is None else [left, h, right], -1))
-        u = self.down(F.gelu(self.up(n)))
-        return self.norm(self.alpha * h + (1 - self.alpha) * u)
+    def forward(self, beside: list[Tensor]) -> Tensor:
+        u = self.down(F.gelu(self.up(self.taps(torch.cat(beside, -1)))))
+        return self.norm(self.alpha * beside[self.own] + (1 - self.alpha) * u)
 
 
 class LinearStep(nn.Module):
     """α h + (1 - α) (W left + W right), one biased W."""
 
-    def __init__(self, width: int, alpha: float, causal: bool) -> None:
+    def __init__(self, width: int, alpha: float, own: int, beside: int) -> None:
         super().__init__()
-        self.alpha = alpha
+        self.alpha, self.own = alpha, own
         self.tap = nn.Linear(width, width)
 
-    def forward(self, h: Tensor, left: Tensor, right: Tensor | None) -> Tensor:
-        u = self.tap(left) if right is None else self.tap(left) + self.tap(right)
-        return self.alpha * h + (1 - self.alpha) * u
+    def forward(self, beside: list[Tensor]) -> Tensor:
+        others = [self.tap(x) for i, x in enumerate(beside) if i != self.own]
+        return self.alpha * beside[self.own] + (1 - self.alpha) * sum(others[1:], others[0])

@@ -24,10 +24,11 @@ from langevin.errors import UsageError, WorkError
 from langevin.kernels.view import View, readable
 from langevin.mixers import build
 from langevin.mixers.mechanism import Mechanism, Scalars
-from langevin.models.attention import Attention, Rotation, angles, rotary, visible
+from langevin.models.attention import ROPE_BASE, Attention, Rotation, angles, planar, rotary, visible
 from langevin.models.cache import extent
 from langevin.models.config import LangevinConfig
 from langevin.models.ngrams import NGrams
+from langevin.models.patches import Convolution, Patches
 
 
 def norm_of(config: LangevinConfig, width: int) -> nn.Module:
@@ -69,10 +70,13 @@ class LangevinBlock(GradientCheckpointingLayer):
 
 def mixing(config: LangevinConfig, layer: int) -> Any:
     """The layer's mixer in its place."""
-    spec, options = config.mixers[layer], {}
+    spec = config.mixers[layer]
+    options: dict[str, Any] = {}
     if isinstance(spec.mixer, Mechanism):
         placed = config.positions if config.positions in ("rope", "alibi") else "none"
         options = {"kv_heads": config.num_key_value_heads, "positions": placed, "qk_norm": config.qk_norm}
+    elif config.grid is not None and getattr(spec.mixer, "has_grid", False):
+        options = {"grid": config.grid}
     return build(
         spec,
         width=config.hidden_size,
@@ -144,6 +148,10 @@ class LangevinPreTrainedModel(PreTrainedModel):
         elif isinstance(module, NGrams):
             for weight in module.parameters():
                 init.zeros_(weight)
+        elif isinstance(module, Convolution):
+            module.start()
+        elif isinstance(module, Patches) and module.token is not None:
+            init.zeros_(module.token)
         elif isinstance(module, LangevinBlock):  # branches add up over 2 · depth residual additions
             small = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
             init.normal_(module.mlp.down.weight, mean=0.0, std=small)
@@ -156,8 +164,10 @@ class LangevinModel(LangevinPreTrainedModel):
 
     def __init__(self, config: LangevinConfig) -> None:
         super().__init__(config)
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
-        learned = config.positions == "learned"
+        tokens = config.grid is None
+        self.embed: Any
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size) if tokens else Patches(config)
+        learned = config.positions == "learned" and tokens
         self.places = nn.Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(LangevinBlock(config, i) for i in range(config.num_hidden_layers))
@@ -255,11 +265,15 @@ class LangevinModel(LangevinPreTrainedModel):
             return None
         head_dim = self.config.hidden_size // self.config.num_attention_heads
         compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-        cos, sin = (angles if compiling else rotary)(position_ids, head_dim, dtype)
+        turned = angles if compiling else rotary
+        if self.config.grid is not None:
+            cos, sin = planar(position_ids, self.config.grid, head_dim, dtype, turned)
+        else:
+            cos, sin = turned(position_ids, head_dim, dtype, ROPE_BASE)
         return cos[:, None], sin[:, None]
 
     def _placed(self, x_BLW: Tensor, position_ids: Tensor, keys: int) -> Tensor:
-        """x with its absolute positions added, where the model has such."""
+        """x with its absolute positions added, where the model has such; patches have theirs already."""
         if self.places is not None:
             limit = self.config.max_position_embeddings
             if keys > limit and readable(position_ids) and int(position_ids.max()) >= limit:
@@ -268,7 +282,7 @@ class LangevinModel(LangevinPreTrainedModel):
                     "Shorten the input, or train with rope, alibi, sinusoidal or no positions.",
                 )
             return x_BLW + self.places(position_ids)
-        if self.config.positions == "sinusoidal":
+        if self.config.positions == "sinusoidal" and self.config.grid is None:
             cos, sin = rotary(position_ids, x_BLW.shape[-1] + x_BLW.shape[-1] % 2, x_BLW.dtype)
             code = torch.cat([sin, cos], -1)[..., : x_BLW.shape[-1]]
             return x_BLW + self.config.initializer_range * code.to(x_BLW.dtype)

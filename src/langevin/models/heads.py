@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     GenerationMixin,
@@ -204,6 +205,7 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
         mean        Σ_i h_i / n
         attention   Σ_i softmax_i(a·h_i) h_i
         last        h_n
+        class       h_n of a learned token that stands behind an image
 
     over its n real tokens; ngrams: from none, by a linear model of tokens and pairs of them (`NGrams`).
     Padding may stand at either side; a text of nothing is the zero vector.
@@ -263,7 +265,7 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
 
     def _pooled(self, h_BLW: Tensor, real_BL: Tensor) -> Tensor:
         h_BLW = torch.where(real_BL[..., None], h_BLW, 0.0)
-        if self.config.pooling == "last":
+        if self.config.pooling in ("last", "class"):
             last_B = (real_BL * torch.arange(h_BLW.shape[1], device=h_BLW.device)).argmax(1)
             return h_BLW.gather(1, last_B[:, None, None].expand(-1, 1, h_BLW.shape[2]))[:, 0]
         share_BL = real_BL.to(wide(h_BLW.dtype))
@@ -275,9 +277,25 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
         return (total_BW / share_BL.sum(1, keepdim=True).clamp_min(1.0)).to(h_BLW.dtype)
 
 
+class LangevinForImageClassification(LangevinForSequenceClassification):
+    """The same of an image: pixel_values (B, 3, side, side), bytes or numbers from 0 to 255."""
+
+    main_input_name = "pixel_values"
+
+    def forward(self, pixel_values: Tensor, **options: Any) -> SequenceClassifierOutput:
+        side = self.config.image_size
+        if pixel_values.ndim != 4 or pixel_values.shape[1:] != (3, side, side):
+            raise UsageError(
+                f"pixel_values have shape {tuple(pixel_values.shape)}, expected (batch, 3, {side}, {side})",
+                "Scale the images; the image processor saved with the model does so.",
+            )
+        return super().forward(inputs_embeds=self.model.embed(pixel_values), **options)
+
+
 AutoModel.register(LangevinConfig, LangevinModel, exist_ok=True)
 AutoModelForCausalLM.register(LangevinConfig, LangevinForCausalLM, exist_ok=True)
 AutoModelForMaskedLM.register(LangevinConfig, LangevinForMaskedLM, exist_ok=True)
 AutoModelForSequenceClassification.register(
     LangevinConfig, LangevinForSequenceClassification, exist_ok=True
 )
+AutoModelForImageClassification.register(LangevinConfig, LangevinForImageClassification, exist_ok=True)

@@ -99,6 +99,13 @@ def encoder(name: str, head: Any, mixers: str | list[str], settings: dict[str, A
         )
     if config.pooling == "ngrams":
         raise UsageError(f"{name} is a bag of n-grams, without layers to start from", "Leave --init out.")
+    for key in ("image_size", "patch_size", "stem"):
+        mine = settings.get(key, getattr(LangevinConfig, key))
+        if getattr(config, key) != mine:
+            raise UsageError(
+                f"{name} has {key}={getattr(config, key)!r}, not {mine!r}",
+                "Give one that reads the same.",
+            )
     vocab_size = config.vocab_size
     for key, value in {**settings, "mixer": mixers, "vocab_size": vocab_size}.items():
         setattr(config, key, value)

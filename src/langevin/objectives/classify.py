@@ -1,10 +1,11 @@
-"""Classification: which of C classes is a text of?
+"""Classification: which of C classes is a text, or an image, of?
 
     loss = - Σ_b w_y [ (1 - s) ln p_y + s/C Σ_c ln p_c ]  /  Σ_b w_y
 
 with the label smoothing s and, where weights are balanced, w_c = N / (C n_c) for a class that n_c of N
-training texts have; else w = 1. Held-out texts are measured by the plain -ln p_y. The model sees both
-sides. When it is kept, the temperature that makes held-out labels likeliest is kept with it.
+training texts have; else w = 1. An image that is mixed with another has two labels, each with its share
+of w. Held-out texts are measured by the plain -ln p_y. The model sees both sides. When it is kept, the
+temperature that makes held-out labels likeliest is kept with it.
 
 B rows, L tokens, C classes.
 """
@@ -34,7 +35,7 @@ def weighted_loss(
 
 def logits_of(model: Any, batch: Batch) -> Tensor:
     """(B, C), not divided by a temperature."""
-    read = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    read = {name: batch[name] for name in ("input_ids", "attention_mask", "pixel_values") if name in batch}
     logits: Tensor = model(**read, temperature=1.0).logits
     return logits
 
@@ -42,8 +43,9 @@ def logits_of(model: Any, batch: Batch) -> Tensor:
 @register("classify")
 @dataclass(frozen=True)
 class Classification(Objective):
-    pooling: Literal["mean", "attention", "last", "ngrams"] = "mean"
-    """How one vector is made of those of all tokens. ngrams: a linear model of them, without layers."""
+    pooling: Literal["mean", "attention", "last", "ngrams", "class"] = "mean"
+    """How one vector is made of those of all tokens. ngrams: a linear model of them, without layers; class:
+    from a token added to an image."""
     weights: Literal["equal", "balanced"] = "equal"
     """balanced: every class counts the same, however many texts it has."""
     smoothing: float = 0.0
@@ -62,7 +64,7 @@ class Classification(Objective):
 
         if TASKS.parse(config.task).objective != self.name:
             raise UsageError(
-                f"the texts of the task {config.task} have no classes", "Give --task classify."
+                f"the texts of the task {config.task} have no classes", "Give --task classify or images."
             )
         for name in ("init", "checkpointing"):
             if self.pooling == "ngrams" and getattr(config, name):
@@ -77,8 +79,16 @@ class Classification(Objective):
         logits = logits_of(model, batch)
         if not model.training:
             return weighted_loss(logits, batch["labels"], None, 0.0)
-        weights = batch["weights"] if self.weights == "balanced" else None
-        return self.criterion(logits, batch["labels"], weights, self.smoothing)
+        balanced = self.weights == "balanced"
+        if "share" not in batch:
+            weights = batch["weights"] if balanced else None
+            return self.criterion(logits, batch["labels"], weights, self.smoothing)
+        summed, counted = logits.new_zeros(()), logits.new_zeros(())
+        for kind, share in (("", batch["share"]), ("other_", 1 - batch["share"])):
+            weights = share * batch[f"{kind}weights"] if balanced else share
+            loss, count = self.criterion(logits, batch[f"{kind}labels"], weights, self.smoothing)
+            summed, counted = summed + loss, counted + count
+        return summed, counted
 
     @torch.no_grad()
     def calibrate(self, model: Any, held_out: list[Batch]) -> None:
