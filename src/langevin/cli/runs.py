@@ -57,9 +57,11 @@ class Data:
             return 0
         if not self.names:
             raise UsageError("no data set was named", "See langevin data list.")
+        from langevin.data import labelled
+
         own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
         for name in self.names:
-            if name in data.labelled.NAMED or name in data.labelled.GENERATED:
+            if name in labelled.NAMED or name in labelled.GENERATED:
                 corpus = data.prepare_labelled(name, self.tokenizer, context=WHOLE).corpus
             else:
                 corpus = data.prepare(name, tokenizer=self.tokenizer, **own)

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from langevin.data.reading import classified
 from langevin.evaluation import calibration, likelihood
 from langevin.evaluation.likelihood import Estimate
 from langevin.evaluation.rows import Row
-from langevin.reading import classified
 
 MISTAKES = 10
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langevin.data.reading import classified
 from langevin.errors import UsageError, one_line
-from langevin.reading import classified
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
