@@ -108,6 +108,7 @@ def classifier(run: Any, device: str, batch: int) -> tuple[Any, list[str]]:
     those of training were."""
     from langevin.data.examples import around, reading
     from langevin.data.tokenizers import encoder
+    from langevin.objectives.classify import logits_of, temperature_of
 
     model, context = run.model.to(device).eval(), run.config.context
     tokenizer = reading(run.tokenizer, context)
@@ -116,7 +117,8 @@ def classifier(run: Any, device: str, batch: int) -> tuple[Any, list[str]]:
     @torch.no_grad()
     def probabilities(**rows: NDArray[Any]) -> NDArray[Any]:
         read = {name: torch.from_numpy(x).to(device) for name, x in rows.items()}
-        found: NDArray[Any] = model(**read).logits.softmax(-1).float().cpu().numpy()
+        logits = logits_of(model, read) / temperature_of(model)
+        found: NDArray[Any] = logits.softmax(-1).float().cpu().numpy()
         return found
 
     def classify(texts: list[str]) -> NDArray[Any]:

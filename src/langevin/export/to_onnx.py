@@ -29,6 +29,7 @@ from langevin.data.examples import around, reading
 from langevin.errors import UsageError, WorkError, one_line
 from langevin.evaluation.classes import classifier
 from langevin.export.runtime import INPUTS, LABELS, MARK, TOKENIZER, OnnxClassifier, checksum
+from langevin.objectives.classify import logits_of, temperature_of
 from langevin.runs.folder import check_data
 from langevin.tasks.classify import some_rows
 
@@ -44,8 +45,8 @@ class Probabilities(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
-        return logits.softmax(-1)
+        logits = logits_of(self.model, {"input_ids": input_ids, "attention_mask": attention_mask})
+        return (logits / temperature_of(self.model)).softmax(-1)
 
 
 @contextmanager
