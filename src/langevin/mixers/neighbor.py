@@ -1,4 +1,4 @@
-"""Neighbour diffusion: an attention-free mixer that only ever looks at the tokens next door.
+"""Neighbour diffusion: an attention-free mixer that only ever looks at tokens at fixed distances.
 
 Iterated `iters` times on h, starting from x, with hop δ = 1, or 1, 2, 4, ... when dilated:
 
@@ -6,24 +6,22 @@ Iterated `iters` times on h, starting from x, with hop δ = 1, or 1, 2, 4, ... w
     h_i  <- LayerNorm( α h_i + (1 - α) W₂ GELU(W₁ n_i) )            kind='mlp'
     h_i  <- α h_i + (1 - α) (W h_{i-δ} + W h_{i+δ})                 kind='linear'
 
-kind='content' starts from h = W_u x; every token says for each head, iteration and neighbour what it takes:
+kind='content' has no loop. It hears all distances δ at once: 0, 1, ..., iters, or dilated 0, 1, 2, 4, ...
+Every token says what it gives (b ⊙ v) and what it takes (c); every channel weighs the distances by t:
 
-    p_i  =  softmax( T x_i + s_h [self] ),    h_i <- p_i,l h_{i-δ} + p_i,s h_i + p_i,r h_{i+δ}
-    y_i  =  W_o ( h_i ⊙ SiLU(W_g x_i) )
+    b_i, v_i, c_i  =  W x_i
+    y_i  =  W_o ( SiLU(c_i) ⊙ Σ_δ ( t_δ ⊙ b_{i-δ} ⊙ v_{i-δ} + t_-δ ⊙ b_{i+δ} ⊙ v_{i+δ} ) )
 
-s_h is 0 for the first head and SELF for the last, which start far and near. No matrix is in the loop.
+Causal drops the right neighbours. Beyond the ends, across documents and at padding are zeros, in every
+iteration, so nothing wraps around and nothing bleeds. Iterations share weights unless shared=False. noise
+adds σ · rms(x) · ε to x in training. A token hears iters tokens far; dilated 2^iters - 1, kind='content'
+2^(iters - 1). (Banavara, attention-free diffusion; gates around a convolution as in Fu et al. 2022, H3)
 
-Causal drops the right neighbour. Beyond the ends, across documents and at padding there are zeros, again at
-every iteration, so nothing wraps around and nothing bleeds. Iterations share weights unless shared=False.
-noise adds σ · rms(x) · ε to x in training. A token hears iters hops (dilated: 2^iters - 1 tokens) far.
-(Banavara, attention-free diffusion)
-
-B batch, L tokens, W width.
+B batch, L tokens, W width, N distances.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -35,8 +33,6 @@ from langevin.errors import UsageError
 from langevin.kernels.view import View
 from langevin.mixers.mechanism import Geometry, Wrappers, check_heads
 from langevin.mixers.spec import Spec, register
-
-SELF = 3.0  # by how much the last head starts with itself
 
 
 @register("neighbor")
@@ -66,7 +62,7 @@ class Neighbor:
             raise UsageError(f"neighbor(noise={self.noise}) must be 0 or more")
         if self.kind == "content" and (self.alpha, self.shared) != (0.5, True):
             raise UsageError(
-                "neighbor(kind='content') learns what a token keeps, at every iteration",
+                "neighbor(kind='content') learns what a token keeps, and has no iterations",
                 "Leave alpha and shared out.",
             )
         if self.hops == "dilated" and self.iters > 30:
@@ -78,11 +74,22 @@ class Neighbor:
     @property
     def repeats(self) -> int:
         """How often a token goes through the same matrices."""
-        return self.iters if self.shared and self.kind != "content" else 1
+        return self.iters if self.shared else 1
 
     @property
     def distances(self) -> list[int]:
-        return [2**i if self.hops == "dilated" else 1 for i in range(self.iters)]
+        if self.hops == "dilated":
+            return [2**i for i in range(self.iters)]
+        return [i + 1 if self.kind == "content" else 1 for i in range(self.iters)]
+
+    @property
+    def state_lengths(self) -> list[int]:
+        """How many inputs are kept for what comes, of each iteration."""
+        return [max(self.distances)] if self.kind == "content" else self.distances
+
+    def offsets(self, causal: bool) -> list[int]:
+        """Where kind='content' looks, counted backwards."""
+        return [0, *self.distances, *([] if causal else [-hop for hop in self.distances])]
 
 
 class NeighborMixer(nn.Module):
@@ -105,7 +112,7 @@ class NeighborMixer(nn.Module):
         self.config: Neighbor = spec.mixer
         self.content: Content | None = None
         if self.config.kind == "content":
-            self.content, copies = Content(width, heads, self.config.iters, causal), 0
+            self.content, copies = Content(width, len(self.config.offsets(causal))), 0
         else:
             copies = 1 if self.config.shared else self.config.iters
         step = MLPStep if self.config.kind == "mlp" else LinearStep
@@ -116,29 +123,48 @@ class NeighborMixer(nn.Module):
     def forward(
         self, x_BLW: Tensor, view: View, state: tuple[Tensor, ...] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Mixed x, and the state after it: the last `hop` inputs of every iteration. x comes after the
-        tokens of a state, of which the view shows what may be seen."""
-        x_BLW, kept, taps = self._noised(x_BLW), [], None
+        """Mixed x, and the state after it: the last inputs of every iteration. x comes after the tokens of
+        a state, of which the view shows what may be seen."""
+        x_BLW = self._noised(x_BLW)
+        before: tuple[Tensor | None, ...] = state or (None,) * len(self.config.state_lengths)
         if self.content is None:
-            h = only_real(x_BLW, view)
+            h, kept = self._iterated(x_BLW, view, before)
         else:
-            h, taps = (only_real(part, view) for part in self.content.begin(x_BLW))
-            h = h.unflatten(-1, (self.heads, -1))
-        for i, hop in enumerate(self.config.distances):
-            L, nothing = h.shape[1], h.new_zeros(h.shape[0], hop, *h.shape[2:])
-            before = nothing if state is None else state[i].view_as(nothing)
-            longer = torch.cat([before, h] if self.causal else [before, h, nothing], 1)
-            kept.append(longer[:, L : L + hop].reshape(len(h), hop, self.width))
-            left = only_shown(longer[:, :L], view, hop)
-            right = None if self.causal else only_shown(longer[:, 2 * hop :], view, -hop)
-            if taps is None:
-                h = only_real(self.steps[0 if self.config.shared else i](h, left, right), view)
-            else:  # at padding it takes nothing
-                h = mixed(taps[:, :, i], [left, h] if right is None else [left, h, right])
-        if self.content is not None:
-            h = self.content.end(h.flatten(-2), x_BLW)
+            h, kept = self._by_content(self.content, x_BLW, view, *before)
         heads = h.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return self.wrappers(heads).transpose(1, 2).flatten(-2), tuple(kept)
+
+    def _iterated(
+        self, x_BLW: Tensor, view: View, before: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        h, L, kept = only_real(x_BLW, view), x_BLW.shape[1], []
+        for i, hop in enumerate(self.config.distances):
+            longer = self._longer(h, before[i], hop)
+            kept.append(longer[:, L : L + hop])
+            left = only_shown(longer[:, :L], view, hop)
+            right = None if self.causal else only_shown(longer[:, 2 * hop :], view, -hop)
+            h = only_real(self.steps[0 if self.config.shared else i](h, left, right), view)
+        return h, kept
+
+    def _by_content(
+        self, content: Content, x_BLW: Tensor, view: View, before: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        given, taken = content.begin(x_BLW)
+        reach, L = max(self.config.distances), x_BLW.shape[1]
+        longer = self._longer(only_real(given, view), before, reach)
+        offsets = self.config.offsets(self.causal)
+        taps_NW = content.taps.to(longer.dtype).view(len(offsets), self.width)
+        parts = [
+            taps_NW[i] * only_shown(longer[:, reach - hop : reach - hop + L], view, hop)
+            for i, hop in enumerate(offsets)
+        ]
+        return content.out(taken * sum(parts[1:], parts[0])), [longer[:, L : L + reach]]
+
+    def _longer(self, h_BLW: Tensor, before: Tensor | None, reach: int) -> Tensor:
+        """h with what stands before it, or zeros, and if the right is heard zeros behind it."""
+        if before is None:
+            return F.pad(h_BLW, (0, 0, reach, 0 if self.causal else reach))
+        return torch.cat([before.view(len(h_BLW), reach, self.width), h_BLW], 1)
 
     def _noised(self, x_BLW: Tensor) -> Tensor:
         if not (self.training and self.config.noise):
@@ -147,51 +173,36 @@ class NeighborMixer(nn.Module):
         return x_BLW + self.config.noise * rms * torch.randn_like(x_BLW)
 
 
-def only_shown(moved_BL: Tensor, view: View, hop: int) -> Tensor:
+def only_shown(moved_BLW: Tensor, view: View, hop: int) -> Tensor:
     """What stands `hop` before each token, and zero where the view does not show it: there are zeros
     beyond the ends and at padding anyway."""
     if view.free and view.starts_BQ is None:
-        return moved_BL
-    return torch.where(_beside(view.shows(hop), moved_BL), moved_BL, 0.0)
+        return moved_BLW
+    return torch.where(view.shows(hop)[..., None], moved_BLW, 0.0)
 
 
-def only_real(h_BL: Tensor, view: View) -> Tensor:
+def only_real(h_BLW: Tensor, view: View) -> Tensor:
     """Zero at padding."""
     if view.real_BK is None:
-        return h_BL
-    return torch.where(_beside(view.at_queries(view.real_BK), h_BL), h_BL, 0.0)
-
-
-def _beside(shown_BL: Tensor, h_BL: Tensor) -> Tensor:
-    return shown_BL.reshape(*shown_BL.shape, *(1 for _ in h_BL.shape[2:]))
-
-
-def mixed(taps_BLHN: Tensor, neighbours_BLHD: list[Tensor]) -> Tensor:
-    """Σ_n p_n h_n, with one p for the channels of a head."""
-    parts = [p * h for p, h in zip(taps_BLHN.split(1, -1), neighbours_BLHD, strict=True)]
-    return sum(parts[1:], parts[0])
+        return h_BLW
+    return torch.where(view.at_queries(view.real_BK)[..., None], h_BLW, 0.0)
 
 
 class Content(nn.Module):
-    """What is mixed, what each token takes of its neighbours, and what becomes of it."""
+    """What each token gives and takes, the weights of the distances, and what becomes of it."""
 
-    def __init__(self, width: int, heads: int, iters: int, causal: bool) -> None:
+    def __init__(self, width: int, distances: int) -> None:
         super().__init__()
-        self.shape = (iters, heads, 2 if causal else 3)
-        self.value = nn.Linear(width, width, bias=False)
-        self.gate = nn.Linear(width, width, bias=False)
-        self.taps = nn.Linear(width, math.prod(self.shape))
+        self.into = nn.Linear(width, 3 * width)  # b, v and c side by side
+        # Flat, as no matrix. Each channel starts with one of the distances.
+        self.taps = nn.Parameter(
+            torch.eye(distances).repeat(1, -(-width // distances))[:, :width].flatten()
+        )
         self.out = nn.Linear(width, width)
 
     def begin(self, x_BLW: Tensor) -> tuple[Tensor, Tensor]:
-        """h, and the taps (B, L, iterations, heads, neighbours)."""
-        logits = self.taps(x_BLW).unflatten(-1, self.shape)
-        stays = torch.linspace(0, SELF, self.shape[1], device=x_BLW.device, dtype=logits.dtype)
-        own = F.pad(stays[:, None], (1, self.shape[2] - 2))
-        return self.value(x_BLW), (logits + own).softmax(-1)
-
-    def end(self, h_BLW: Tensor, x_BLW: Tensor) -> Tensor:
-        return self.out(h_BLW * F.silu(self.gate(x_BLW)))
+        b, v, c = self.into(x_BLW).chunk(3, -1)
+        return b * v, F.silu(c)
 
 
 class MLPStep(nn.Module):
