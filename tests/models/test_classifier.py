@@ -15,7 +15,15 @@ from langevin.models.backbone import LangevinForSequenceClassification
 from langevin.models.config import LangevinConfig
 from langevin.models.convert import from_pretrained
 
-MIXERS = ("neighbor", "neighbor(hops='dilated')", "softmax", "ssmax", "sigmoid", "sima", "heat(t=0.28)")
+MIXERS = (
+    "neighbor",
+    "neighbor(kind='content', hops='dilated')",
+    "softmax",
+    "ssmax",
+    "sigmoid",
+    "sima",
+    "heat(t=0.28)",
+)
 
 
 def classifier(**changes: Any) -> LangevinForSequenceClassification:
