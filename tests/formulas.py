@@ -158,9 +158,9 @@ def gathered(module, x, i, causal, allowed, alive):
     for tap, j in zip(taps, places, strict=True):
         if allowed(i, j) and alive(j):
             given = own.into.weight @ x[j] + own.into.bias
-            total = total + tap * given[:W] * given[W : 2 * W]
+            total = total + tap * given[W : 2 * W] / (1 + (-given[:W]).exp())
     c = (own.into.weight @ x[i] + own.into.bias)[2 * W :]
-    return own.out.weight @ (total * c / (1 + (-c).exp())) + own.out.bias
+    return own.out.weight @ (total / (1 + (-c).exp())) + own.out.bias
 
 
 def neighbor_module(module, x, *, causal, real=None, documents=None):

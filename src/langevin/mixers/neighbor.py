@@ -7,10 +7,10 @@ Iterated `iters` times on h, starting from x, with hop δ = 1, or 1, 2, 4, ... w
     h_i  <- α h_i + (1 - α) (W h_{i-δ} + W h_{i+δ})                 kind='linear'
 
 kind='content' has no loop. It hears all distances δ at once: 0, 1, ..., iters, or dilated 0, 1, 2, 4, ...
-Every token says what it gives (b ⊙ v) and what it takes (c); every channel weighs the distances by t:
+Every token says which share of v it gives and which of the sum it takes; channels weigh distances by t:
 
-    b_i, v_i, c_i  =  W x_i
-    y_i  =  W_o ( SiLU(c_i) ⊙ Σ_δ ( t_δ ⊙ b_{i-δ} ⊙ v_{i-δ} + t_-δ ⊙ b_{i+δ} ⊙ v_{i+δ} ) )
+    b_i, v_i, c_i  =  W x_i;    g_i  =  σ(b_i) ⊙ v_i
+    y_i  =  W_o ( σ(c_i) ⊙ Σ_δ ( t_δ ⊙ g_{i-δ} + t_-δ ⊙ g_{i+δ} ) )
 
 Causal drops the right neighbours. Beyond the ends, across documents and at padding are zeros, in every
 iteration, so nothing wraps around and nothing bleeds. Iterations share weights unless shared=False. noise
@@ -194,15 +194,13 @@ class Content(nn.Module):
     def __init__(self, width: int, distances: int) -> None:
         super().__init__()
         self.into = nn.Linear(width, 3 * width)  # b, v and c side by side
-        # Flat, as no matrix. Each channel starts with one of the distances.
-        self.taps = nn.Parameter(
-            torch.eye(distances).repeat(1, -(-width // distances))[:, :width].flatten()
-        )
+        self.taps = nn.Parameter(torch.empty(distances * width))  # flat: it is no matrix
+        nn.init.normal_(self.taps, std=distances**-0.5)
         self.out = nn.Linear(width, width)
 
     def begin(self, x_BLW: Tensor) -> tuple[Tensor, Tensor]:
         b, v, c = self.into(x_BLW).chunk(3, -1)
-        return b * v, F.silu(c)
+        return b.sigmoid() * v, c.sigmoid()
 
 
 class MLPStep(nn.Module):
