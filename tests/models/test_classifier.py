@@ -17,7 +17,15 @@ from langevin.models.convert import from_pretrained
 from langevin.models.cost import flops_of
 from langevin.models.heads import LangevinForSequenceClassification
 
-MIXERS = ("neighbor", "neighbor(hops='dilated')", "softmax", "ssmax", "sigmoid", "sima", "heat(t=0.28)")
+MIXERS = (
+    "neighbor",
+    "neighbor(kind='content', hops='dilated')",
+    "softmax",
+    "ssmax",
+    "sigmoid",
+    "sima",
+    "heat(t=0.28)",
+)
 
 
 def classifier(**changes: Any) -> LangevinForSequenceClassification:
