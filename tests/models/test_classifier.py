@@ -103,7 +103,7 @@ def test_the_first_and_the_last_token_are_not_neighbours() -> None:
 
 
 def test_a_text_of_nothing_has_an_answer() -> None:
-    for pooling in POOLINGS:
+    for pooling in {*POOLINGS} - {"class"}:
         model = classifier(pooling=pooling)
         found = model(
             input_ids=torch.zeros(2, 3, dtype=torch.long), attention_mask=torch.zeros(2, 3)
