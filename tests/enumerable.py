@@ -21,7 +21,7 @@ class ExactDenoiser:
     def __init__(self, p: Tensor) -> None:
         self.texts = torch.tensor(list(itertools.product(range(V), repeat=L)))
         self.p = p
-        self.config = SimpleNamespace(vocab_size=V + 1, eos_token_id=None, positions="rope")
+        self.config = SimpleNamespace(vocab_size=V + 1, hidden_size=V, eos_token_id=None, positions="rope")
         self.calls = 0
 
     def __call__(self, input_ids: Tensor, masked: Tensor | None = None, **options: Any) -> Any:

@@ -17,6 +17,7 @@ _WHERE = {
     "from_pretrained": "langevin.models.convert",
     "fold": "langevin.models.fold",
     "load": "langevin.runs",
+    "run_experiment": "langevin.experiment",
     "train": "langevin.runs",
 }
 _MODULES = {"bench", "checks", "data", "evaluation", "kernels", "mixers", "models", "runs"}
@@ -30,6 +31,7 @@ __all__ = [
     "from_pretrained",
     "load",
     "mixers",
+    "run_experiment",
     "train",
 ]
 

@@ -99,6 +99,7 @@ class Grid:
     rows: Sequence[str]
     columns: Sequence[str]
     name: str = ""
+    picture: Any = None  # (height, width, 3) of which the values are, to stand beside them
 
 
 def forest_height(rows: int) -> float:
@@ -255,22 +256,32 @@ def scalars(arms: Sequence[Heads], label: str) -> Figure:
 @styled
 def heatmap(grids: Sequence[Grid], labels: tuple[str, str], meaning: str, ends: Ends = None) -> Figure:
     """Grids, one under another, in the same colours; values are written out where they are few."""
-    figure = Figure((WIDTH / 72, 240 * len(grids) / 72), dpi=72, layout="constrained")
+    beside = any(grid.picture is not None for grid in grids)
+    height = 190 if beside else 240
+    figure = Figure((WIDTH / 72, height * len(grids) / 72), dpi=72, layout="constrained")
     low, high = ends or (None, None)
-    for axes, grid in zip(figure.subplots(len(grids), squeeze=False)[:, 0], grids, strict=True):
+    every = figure.subplots(len(grids), 1 + beside, squeeze=False)
+    for (*left, axes), grid in zip(every, grids, strict=True):
+        for place in left:
+            place.imshow(grid.picture)
+            place.set(xticks=[], yticks=[])
+            place.grid(visible=False)
+            axes.set_box_aspect(1)
         mesh = axes.pcolormesh(grid.values, cmap="viridis", vmin=low, vmax=high)
         for names, ticks, turned in ((grid.columns, axes.set_xticks, 90), (grid.rows, axes.set_yticks, 0)):
-            few = len(names) <= 10 and (not turned or sum(map(len, names)) <= 40)
+            few = len(names) <= 12 and (not turned or sum(map(len, names)) <= 40)
             places = [i + 0.5 for i in range(len(names))]
-            ticks(places, names, size=TEXT if few else 5, rotation=0 if few else turned)
+            size = TEXT if few else 9 if len(names) <= 16 else 5
+            ticks(places, names, size=size, rotation=0 if few else turned)
         axes.invert_yaxis()
         axes.grid(visible=False)
         cells = [(i, j, v) for i, row in enumerate(grid.values) for j, v in enumerate(row)]
         for i, j, value in cells if len(cells) <= 60 else ():
             ink = "#000000" if mesh.norm(value) > 0.6 else "#fffffe"
             axes.text(j + 0.5, i + 0.5, f"{value:.3g}", color=ink, size=9, ha="center", va="center")
-        figure.colorbar(mesh, ax=axes, shrink=0.9, pad=0.02).outline.set_visible(False)
-        _label(axes, labels[0], f"{grid.name}{labels[1]}; colour: {meaning}")
+        shrink = 0.7 if beside else 0.9
+        figure.colorbar(mesh, ax=axes, shrink=shrink, pad=0.02).outline.set_visible(False)
+        _label((*left, axes)[0], labels[0], f"{grid.name}{labels[1]}; colour: {meaning}")
     return figure
 
 

@@ -66,7 +66,7 @@ class ModelSettings:
     heads: int = 4
     kv_heads: int | None = None
     context: int = 0
-    """Tokens a sequence; default: 128, or what a pretrained model was made for."""
+    """Tokens a sequence; default: 128, the patches of an image, or what a pretrained model was made for."""
     positions: Literal["none", "learned", "sinusoidal", "rope", "alibi"] = "rope"
     mlp: Literal["gelu", "swiglu"] = "gelu"
     mlp_width: int | None = None
@@ -185,12 +185,13 @@ class TrainConfig(
             check_type(f"{f.name}=...", getattr(self, f.name), hints[f.name])
         for name in _POSITIVE:
             check_count(name, getattr(self, name), above=0)
-        if not self.context and self.init is None:
-            object.__setattr__(self, "context", CONTEXT)
-        if not self.objective:
+        if not self.objective or not (self.context or self.init):
             from langevin.tasks import TASKS
 
-            object.__setattr__(self, "objective", TASKS.parse(self.task).objective)
+            task = TASKS.parse(self.task)
+            object.__setattr__(self, "objective", self.objective or task.objective)
+            if self.init is None:
+                object.__setattr__(self, "context", self.context or task.context(self))
         for name in ("steps", "weight_decay", "context"):
             check_count(name, getattr(self, name), above=None)
         check_seed(self.seed)

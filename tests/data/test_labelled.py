@@ -181,6 +181,66 @@ def test_a_set_from_the_hub_has_the_names_of_its_classes(
     assert found.texts("test") == [row["text"] for row in rows[:40]]
 
 
+class HubRows(list[dict[str, object]]):
+    features = {"review": SimpleNamespace(), "stars": SimpleNamespace(names=["bad", "good"])}  # noqa: RUF012
+
+
+def from_the_hub(monkeypatch: pytest.MonkeyPatch, splits: dict[str, list[dict[str, object]]]) -> None:
+    for name, fake in (("has_datasets", lambda: True), ("reachable", lambda: True)):
+        monkeypatch.setattr(hub, name, fake)
+    whole = {split: HubRows(rows) for split, rows in splits.items()}
+    library = SimpleNamespace(load_dataset=lambda repository, config: whole)
+    monkeypatch.setattr(hub, "import_module", lambda name: library)
+
+
+def of_the_hub(tokenizer: str = "bytes", label: str = "stars") -> data.LabelledTexts:
+    columns = {"text_column": "review", "label_column": label}
+    return data.prepare_labelled("someone/films", tokenizer, context=16, progress=False, **columns)
+
+
+@pytest.mark.parametrize("splits", [("train", "test"), ("train", "validation", "test"), ("train",)])
+def test_any_set_of_the_hub_is_taken_by_its_name_and_columns(
+    monkeypatch: pytest.MonkeyPatch, splits: tuple[str, ...]
+) -> None:
+    made = {s: [{"review": f"{s} {i}", "stars": i % 2, "id": i} for i in range(60)] for s in splits}
+    from_the_hub(monkeypatch, made)
+    found = of_the_hub()
+    assert found.classes == ["bad", "good"]
+    lengths = {split: len(found.labels(split)) for split in ("train", "valid", "test")}
+    assert sum(lengths.values()) == 60 * len(splits)
+    assert lengths["test"] == (60 if "test" in splits else 6)
+    monkeypatch.setattr(hub, "import_module", lambda name: pytest.fail("fetched again"))
+    of_the_hub("words")
+
+
+def test_a_set_of_the_hub_without_the_column_or_without_labels_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hidden = {s: [{"review": f"{s} {i}", "stars": -1} for i in range(20)] for s in ("train", "test")}
+    from_the_hub(monkeypatch, hidden)
+    with pytest.raises(UsageError, match=r"no column 'class': it has 'review', 'stars'"):
+        of_the_hub(label="class")
+    with pytest.raises(UsageError, match="no rows for train"):
+        of_the_hub()
+
+
+def test_small_sets_of_sentences_have_their_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANGEVIN_DATA", str(tmp_path))
+    for name, classes in (("sst5", 5), ("mr", 2), ("subj", 2), ("cr", 2)):
+        known = labelled.NAMED[name]
+        for split, file in known.files.items():
+            place = tmp_path / known.folder / file
+            place.parent.mkdir(parents=True, exist_ok=True)
+            rows = (f"{i % classes} caf\xe9 {split} {i}" for i in range(60))
+            place.write_text("\n".join(rows), encoding="utf-8" if name == "sst5" else "cp1252")
+        found = data.prepare_labelled(name, "words", context=8, progress=False)
+        assert set(found.classes) == set(known.classes)
+        assert len(found.labels("test")) == (60 if name == "sst5" else 6)
+        assert all("café" in text for text in found.texts("test"))
+
+
 def test_changed_labels_are_other_data(tmp_path: Path) -> None:
     path, rows = tmp_path / "my.csv", numbered(60)
     before = data.prepare_labelled(str(table(path, rows)), "bytes", context=8).manifest

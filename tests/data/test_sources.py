@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from langevin.data import hub, labelled, names, prepare
+from langevin.data import hub, images, labelled, names, prepare
 from langevin.data import texts as texts_module
 from langevin.data.sources import GENERATED, NAMED, find
 from langevin.data.texts import SPLITS, Texts, cut_by_position, split_documents
@@ -233,7 +233,7 @@ def test_a_fetch_that_fails_leaves_nothing(tmp_path, monkeypatch):
 def test_names_says_what_is_here(tmp_path):
     write(tmp_path / "data" / "tinystories", {"train.txt": "abc", "test.txt": "de"})
     rows = {row["name"]: row for row in names()}
-    assert set(rows) == {*GENERATED, *NAMED, *labelled.GENERATED, *labelled.NAMED}
+    assert set(rows) == {*GENERATED, *NAMED, *labelled.GENERATED, *labelled.NAMED, *images.ABOUT}
     assert rows["imdb"]["here"] is False
     assert (rows["stories"]["here"], rows["stories"]["kind"]) == (True, "generated")
     assert (rows["tinystories"]["here"], rows["tinystories"]["bytes"]) == (True, 5)

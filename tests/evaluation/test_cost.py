@@ -7,9 +7,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from langevin.evaluation import cost
-from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.config import LangevinConfig
 from langevin.models.cost import flops_of, peak_flops
+from langevin.models.heads import LangevinForCausalLM
 
 WIDTH, LAYERS, VOCAB, CONTEXT = 16, 2, 11, 24
 

@@ -20,8 +20,8 @@ from langevin import cli
 from langevin.errors import UsageError, WorkError
 from langevin.export import to_onnx
 from langevin.export.runtime import OnnxClassifier
-from langevin.models.backbone import LangevinForSequenceClassification
 from langevin.models.config import LangevinConfig
+from langevin.models.heads import LangevinForSequenceClassification
 
 TEXTS = ["fine", "cold and grey film\n\tof 1999!", "😀 <|endoftext|> naïve", "", "square " * 200]
 
@@ -132,10 +132,13 @@ def test_a_folder_with_something_in_it_is_left_alone(run: Any, exported: Any) ->
 
 
 MIXERS = ["softmax", "sima", "sigmoid", "neighbor", "neighbor(kind='linear', hops='dilated')"]
+POOLINGS = {"softmax": "last", "sima": "attention"}
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_every_kind_of_mixer_can_be_exported(mixer: str) -> None:
+@pytest.mark.parametrize(
+    ("mixer", "pooling"), [*((m, POOLINGS.get(m, "mean")) for m in MIXERS), ("softmax", "ngrams")]
+)
+def test_every_kind_of_mixer_and_pooling_can_be_exported(mixer: str, pooling: str) -> None:
     config = LangevinConfig(
         vocab_size=50,
         hidden_size=32,
@@ -147,7 +150,7 @@ def test_every_kind_of_mixer_can_be_exported(mixer: str) -> None:
         positions="rope",
         num_labels=3,
         temperature=0.1,
-        pooling={"softmax": "last", "sima": "attention"}.get(mixer, "mean"),
+        pooling=pooling,
     )
     model = LangevinForSequenceClassification(config).eval()
     for weight in model.parameters():

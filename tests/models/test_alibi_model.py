@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM
 
 import langevin
 from langevin.errors import UsageError
-from langevin.models.backbone import LangevinForCausalLM, LangevinModel
+from langevin.models.backbone import LangevinModel
 from langevin.models.config import LangevinConfig
+from langevin.models.heads import LangevinForCausalLM
 
 MIXERS = [
     "softmax",
@@ -43,8 +44,8 @@ def model(**changes: Any) -> Any:
     return shaken(LangevinForCausalLM(config(**changes)))
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_decoding_with_a_cache_equals_decoding_without(mixer: str) -> None:
+@pytest.mark.parametrize("mixer", [*MIXERS, ["neighbor", "ssmax"]], ids=str)
+def test_decoding_with_a_cache_equals_decoding_without(mixer: Any) -> None:
     made = model(mixer=mixer)
     ids = torch.randint(1, 40, (2, 6))
     settings = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}

@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 import langevin
 from langevin.errors import UsageError, WorkError
 from langevin.mixers import Scalars
-from langevin.models.backbone import LangevinForCausalLM, LangevinModel
+from langevin.models.backbone import LangevinModel
 from langevin.models.config import LangevinConfig
+from langevin.models.heads import LangevinForCausalLM
 
 MIXERS = ["softmax", "ssmax", "heat(t='adaptive')", "heat(t=1.0, alpha=0.1)", "sigmoid", "sima", "neighbor"]
 
@@ -303,12 +304,12 @@ def test_names_of_weights_are_those_of_version_0_1() -> None:
     }
 
 
-@pytest.mark.parametrize("first", ["langevin", "transformers"])
+@pytest.mark.parametrize("first", ["langevin", "transformers", "langevin.models.backbone"])
 def test_importing_langevin_is_enough_for_the_auto_classes(first: str, tmp_path: Path) -> None:
     model().save_pretrained(tmp_path)
-    lines = ["import langevin", "from transformers import AutoConfig, AutoModelForCausalLM"]
+    lines = ["import langevin", "from transformers import AutoModelForCausalLM"]
     check = f"print(type(AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})).__name__)"
-    script = [*(lines if first == "langevin" else lines[::-1]), check]
+    script = [lines[1] if first == "transformers" else f"import {first}", *lines, check]
     if first == "langevin":
         script.insert(1, "import sys; assert not {'torch', 'transformers'} & set(sys.modules)")
     done = subprocess.run(

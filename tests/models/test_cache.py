@@ -13,8 +13,8 @@ from transformers import DynamicCache, StaticCache
 
 from langevin import mixers
 from langevin.errors import UsageError
-from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.config import LangevinConfig
+from langevin.models.heads import LangevinForCausalLM
 
 OF_CONSTANT_SIZE = [
     *("sima", "sima(scale='n')+drift", "neighbor", "neighbor(hops='dilated')"),

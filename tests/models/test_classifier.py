@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 from langevin.data.examples import reading
 from langevin.data.tokenizers import make
-from langevin.models.backbone import LangevinForSequenceClassification
-from langevin.models.config import LangevinConfig
+from langevin.models.config import POOLINGS, LangevinConfig
 from langevin.models.convert import from_pretrained
+from langevin.models.cost import flops_of
+from langevin.models.heads import LangevinForSequenceClassification
 
 MIXERS = (
     "neighbor",
@@ -55,6 +57,33 @@ def test_padding_changes_nothing(mixer: str, pooling: str) -> None:
         torch.testing.assert_close(logits(model, rows, left, right), plain, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("vocabulary", [50, 5000])
+def test_a_bag_of_ngrams_adds_up_what_tokens_and_pairs_say(vocabulary: int) -> None:
+    model = classifier(pooling="ngrams", vocab_size=vocabulary)
+    rows = torch.randint(50, (3, 11))
+    bag, found = model.model, []
+    for row in rows.tolist():
+        spread = vocabulary if vocabulary == 50 else 2_654_435_761
+        pairs = [(a * spread + b) % bag.pairs.num_embeddings for a, b in pairwise(row)]
+        said = [bag.embed.weight[i] for i in row] + [bag.pairs.weight[i] for i in pairs]
+        found.append(bag.bias + torch.stack(said).sum(0) / len(said) ** 0.5)
+    torch.testing.assert_close(logits(model, rows, 0, 0), torch.stack(found))
+    assert torch.equal(logits(model, rows, 0, 9), logits(model, rows, 0, 9, filled=31))
+    for left, right in ((0, 5), (13, 0), (4, 6)):
+        torch.testing.assert_close(
+            logits(model, rows, left, right), logits(model, rows, 0, 0), atol=1e-6, rtol=0
+        )
+    assert logits(model, rows[:, :1], 0, 0).isfinite().all()
+
+
+def test_a_bag_of_ngrams_starts_from_zero_and_says_what_it_costs() -> None:
+    config = LangevinConfig(pooling="ngrams", vocab_size=50, num_labels=3, causal=False)
+    model = LangevinForSequenceClassification(config)
+    assert all(not p.any() for p in model.parameters())
+    assert sum(p.numel() for p in model.parameters()) == 3 * (50 + 50**2 + 1)
+    assert flops_of(model, 128) == 6 * 2 * 3
+
+
 @pytest.mark.parametrize("positions", ["none", "learned", "sinusoidal", "alibi"])
 def test_the_side_of_padding_does_not_move_positions(positions: str) -> None:
     model, rows = classifier(positions=positions), torch.randint(50, (2, 11))
@@ -74,7 +103,7 @@ def test_the_first_and_the_last_token_are_not_neighbours() -> None:
 
 
 def test_a_text_of_nothing_has_an_answer() -> None:
-    for pooling in ("mean", "attention", "last"):
+    for pooling in {*POOLINGS} - {"class"}:
         model = classifier(pooling=pooling)
         found = model(
             input_ids=torch.zeros(2, 3, dtype=torch.long), attention_mask=torch.zeros(2, 3)

@@ -20,8 +20,8 @@ from transformers import (
 
 import langevin
 from langevin.mixers import parse
-from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.config import LangevinConfig
+from langevin.models.heads import LangevinForCausalLM
 
 VOCABULARY = 61
 ATTENTION = [

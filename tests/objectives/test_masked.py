@@ -18,8 +18,8 @@ from langevin.environment import can_compile
 from langevin.evaluation.bounds import bounded, left_to_right
 from langevin.mixers import MIXERS
 from langevin.mixers.mechanism import DIRECTIONS
-from langevin.models.backbone import LangevinForMaskedLM
 from langevin.models.config import LangevinConfig
+from langevin.models.heads import LangevinForMaskedLM
 from langevin.objectives import generator_of
 from langevin.objectives.masked import LEAST_TIME, Masked, two_parts
 from langevin.runs import train

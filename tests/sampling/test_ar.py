@@ -12,7 +12,7 @@ import torch
 import langevin
 from langevin import cli
 from langevin.errors import UsageError
-from langevin.models.backbone import LangevinForCausalLM
+from langevin.models.heads import LangevinForCausalLM
 from langevin.runs import train
 from langevin.sampling.ar import drawn, generate, random_numbers
 from langevin.sampling.text import Request, Sampling, Text

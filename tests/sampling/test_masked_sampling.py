@@ -78,6 +78,20 @@ def test_first_hitting_is_the_limit_of_ancestral_steps() -> None:
     assert int((hit != stepped).any(-1).sum()) < 5
 
 
+@pytest.mark.parametrize("order", ["first-hitting", "confidence", "margin", "entropy"])
+def test_a_step_commits_one_of_each_so_many_neighbours_and_is_nearer_to_the_truth(order: Any) -> None:
+    """Neighbours depend on each other the most, and are not drawn as if each were alone."""
+    model = markov()
+    sampling = MaskedSampling(order=order, steps=2)
+    writing = Denoising(model, [OPEN] * COUNT, sampling, list(range(COUNT)))
+    writing.step()
+    assert ((writing.ids_BL != V).unflatten(1, (2, 2)).sum(-1) == 1).all()
+    writing.step()
+    assert not writing.writing_B.any()
+    drawn = written(model, order="ancestral", steps=2)
+    assert model.distance(writing.ids_BL) < 0.8 * model.distance(drawn)
+
+
 @pytest.mark.parametrize("block", [1, 2, L])
 def test_block_after_block_samples_from_the_truth(
     block: int, floor: float, monkeypatch: pytest.MonkeyPatch

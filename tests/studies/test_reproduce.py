@@ -8,12 +8,15 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from small_study import SHAPE, results_in, text_in
 
 from langevin import cli
 from langevin.errors import UsageError
+from langevin.studies import compare as comparing
 from langevin.studies import recipe as recipes
 from langevin.studies import reproduce as reproducing
+from langevin.studies import work
 from langevin.studies.plan import read_plan
 from langevin.studies.reproduce import reproduce, reproduce_speed
 from models.tiny_models import tiny
@@ -151,7 +154,36 @@ def test_the_list_of_recipes_says_what_each_re_tests_and_costs(capsys):
         assert row["source"]
 
 
-# Speed
+def test_a_recipe_of_classifiers_has_a_part_for_each_data_set(tmp_path, monkeypatch):
+    monkeypatch.setattr(work, "ROUNDS", 2)
+    monkeypatch.setattr(work, "SECONDS", 0.005)
+    chosen = recipes.recipe("neighbor-classification")
+    small = chosen.scale("small")
+    parts = []
+    for part in small.parts[::2]:
+        table = tmp_path / f"{part.settings['data']}.csv"
+        rows = (f"{part.name} word{i % 3} {i},{i % 2}\n" for i in range(80))
+        table.write_text("text,label\n" + "".join(rows))
+        tiny = {**SHAPE, "data": str(table), "epochs": 1, "steps": None, "batch": 16}
+        parts.append(replace(part, settings=tiny))
+    scale = replace(small, parts=tuple(parts), settings={}, seeds=(0,))
+    chosen = replace(chosen, scales={**chosen.scales, "small": scale}, tune=None)
+    monkeypatch.setattr(reproducing, "recipe", lambda _: chosen)
+    monkeypatch.setattr(comparing, "write_report", lambda *arguments: None)  # pages have tests of their own
+    results = reproduce("neighbor-classification", "small", tmp_path / "out", workers=0, quiet=True)
+    assert [part.name for part in results.parts] == ["IMDB", "ListOps"]
+    assert results.margin == 0.01
+    assert [answer.part for answer in results.answers] == ["IMDB", "ListOps"]
+    assert "86.3 % against 94 to 96 %" in results.answers[0].published
+    assert set(results.data["sets"]) == {"imdb.csv", "listops.csv"}
+    told = "2 data sets (imdb.csv, listops.csv) and one budget each (64 examples, cosine schedule)"
+    assert f"{told}: others were not tried." in results.not_controlled
+    for part in results.parts:
+        flops = {arm.name: arm.cost("flops_per_token").value for arm in part.arms}
+        assert flops["bag"] == min(flops.values()) > 0
+
+
+# Costs
 
 
 def test_speed_answers_its_claims_and_a_smoke_test_cannot(tmp_path):
@@ -189,5 +221,54 @@ def test_a_ratio_of_times_within_the_spread_of_its_rounds_stays_open(expect, rat
     rows = [{**row(n, t), "forward_spread_ms": spread * t} for n, t in (("softmax", 1.0), ("sima", ratio))]
     claim = recipes.SpeedClaim("", "", "core", "sima", expect, length=4096)
     for rounds, expected in ((10, direction), (3, "not seen")):
-        answer = reproducing._answer(claim, {"rows": rows, "settings": {"repeats": rounds}}, {})
-        assert answer.direction == expected
+        found = {"mixers": {"rows": rows, "settings": {"repeats": rounds}}}
+        assert reproducing._answer(claim, found).direction == expected
+
+
+def test_memory_answers_its_claims_and_a_smoke_test_cannot(tmp_path):
+    chosen = recipes.recipe("neighbor-memory")
+    smoke = chosen.scale("smoke")
+    benches = replace(smoke.benches, edge={**smoke.benches.edge, "lengths": [16, 32]}, vocab=50, rounds=2)
+    chosen = replace(chosen, scales={**chosen.scales, "smoke": replace(smoke, benches=benches)})
+    answers = reproduce_speed(chosen, "smoke", tmp_path / "memory")
+    assert [answer.claim for answer in answers] == [claim.claim for claim in chosen.speeds]
+    assert {answer.direction for answer in answers} == {"not seen"}
+    for claim, answer in zip(chosen.speeds, answers, strict=True):
+        if "materialised" in claim.against and not torch.cuda.is_available():
+            assert answer.ours == "not measured on this machine"
+        else:
+            assert "at 32 tokens a text takes" in answer.ours
+    page = html.unescape((tmp_path / "memory" / "report.html").read_text())
+    assert all(answer.claim in page and answer.ours in page for answer in answers)
+    assert {row["part"] for row in results_in(tmp_path / "memory")["edge"]["rows"]} == {"training"}
+
+
+@pytest.mark.parametrize(
+    ("measure", "arm", "base", "times", "direction"),
+    [
+        ("memory", 10.0, 300.0, 10, "seen"),
+        ("memory", 10.0, 90.0, 10, "not seen"),  # less, but not ten times
+        ("memory", 10.0, 9.0, 1, "opposite"),
+        ("training", 10.0, 70.0, 6, "seen"),
+        ("training", 10.0, 62.0, 6, "not seen"),  # within the spread of six times
+        ("training", 10.0, 8.0, 1, "opposite"),
+    ],
+)
+def test_so_many_times_less_is_seen_beyond_the_spread_and_where_both_were_measured(
+    measure, arm, base, times, direction
+):
+    def row(model, length, size):
+        times = {"ms_p50": size, "ms_p90": 1.1 * size, "tokens_per_second": 1000 / size}
+        return {"model": model, "length": length, "batch": 4, "mib_a_text": size, **times}
+
+    rows = [row("neighbor", 1024, 1.0), row("sima", 1024, 1.0)]
+    rows += [row("neighbor", 4096, arm), row("sima", 4096, base), row("neighbor", 8192, 2 * arm)]
+    expect = "less" if measure == "memory" else "faster"
+    claim = recipes.SpeedClaim("", "", measure, "neighbor", expect, "sima", times, length=4096)
+    edge = {"rows": rows, "settings": {"repeats": 5}}
+    assert reproducing._answer(claim, {"edge": edge}).direction == direction
+    assert "at 4,096 tokens" in reproducing._answer(claim, {"edge": edge}).ours
+    longer = replace(claim, length=8192)
+    assert reproducing._answer(longer, {"edge": edge}).direction == "not seen"
+    nowhere = replace(claim, against="heat")
+    assert "not measured" in reproducing._answer(nowhere, {"edge": edge}).ours

@@ -192,7 +192,7 @@ def test_what_cannot_be_predicted_is_told(
         (["--file", str(tmp_path / "in.csv"), "--out", str(tmp_path / "o.csv")], "it has 'other'"),
         (["--file", str(tmp_path / "in.csv"), "--out", str(there)], "is there already"),
         (["--file", str(tmp_path / "no.csv"), "--out", str(tmp_path / "o.csv")], "no such file"),
-        ([], "either texts or a file"),
+        ([], "texts, images or a file"),
         (["--text", "a", "--out", "b.csv"], "go together"),
     ):
         assert cli.main(["predict", str(run.path), *flags]) == 2
@@ -218,6 +218,21 @@ def test_it_starts_from_an_encoder(my_csv: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match="no langevin model that sees both sides"):
         langevin.train(TrainConfig(**{**settings, "init": str(back.path)}), tmp_path / "no", quiet=True)
+
+
+def test_a_bag_of_ngrams_refuses_what_needs_layers(my_csv: Path, run: Any, tmp_path: Path) -> None:
+    bag = {"objective": "classify(pooling='ngrams')", "steps": 2, "epochs": None}
+    found, _ = langevin.train(config(my_csv, **bag), tmp_path / "bag", quiet=True)
+    with torch.no_grad(), pytest.raises(UsageError, match="no attention weights"):
+        found.model(torch.zeros(1, 2, dtype=torch.long), output_attentions=True)
+    default = {k: getattr(TrainConfig(), k) for k in ("layers", "width", "heads", "tokenizer")}
+    for changes, says in (
+        ({**bag, "checkpointing": True}, "no layers for --checkpointing"),
+        ({**bag, **default, "init": str(run.path)}, "no layers for --init"),
+        ({**default, "init": str(found.path)}, "without layers to start from"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            langevin.train(config(my_csv, **changes), tmp_path / "refused", quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -279,14 +294,18 @@ def test_compare_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     given = {**SHAPE, "task": "classify", "data": path, "epochs": 2, "seeds": "0,1", "workers": 0}
     given["out"] = out
     flags = [word for k, v in given.items() if k != "mixer" for word in (f"--{k}", str(v))]
-    assert cli.main(["compare", "softmax", "neighbor", *flags, "--quiet"]) == 0
+    bag = "bag=softmax, objective=classify(pooling='ngrams'), lr=0.02"
+    assert cli.main(["compare", "softmax", "neighbor", bag, *flags, "--quiet"]) == 0
     results = json.loads((out / "results.json").read_text())
     (part,) = results["parts"]
+    costs = {arm["name"]: {row["metric"]: row["value"] for row in arm["costs"]} for arm in part["arms"]}
+    assert costs["bag"]["flops_per_token"] == 6 * 2 * 3
+    assert costs["bag"]["parameters"] % 3 == 0
     assert results["metrics"][0]["name"] == "accuracy"
     assert results["unit"] == "examples"
     assert part["settings"]["tokens"] == 2 * 96
     page = (out / "report.html").read_text()
-    for title in ("Calibration", "F1 by class", "confusion by class and said", "The surest mistakes"):
+    for title in ("Calibration", "F1 by class", "confusion by class and predicted", "The surest mistakes"):
         assert title in page
     assert "examples/s" in page
     runs = [str(out / arm / f"seed-{seed}") for arm in ("softmax", "neighbor") for seed in (0, 1)]

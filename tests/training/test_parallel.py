@@ -25,9 +25,9 @@ from transformers.initialization import no_init_weights
 
 from langevin.data import prepare
 from langevin.errors import UsageError
-from langevin.models.backbone import LangevinForCausalLM
 from langevin.models.config import LangevinConfig
 from langevin.models.convert import convert
+from langevin.models.heads import LangevinForCausalLM
 from langevin.runs import train
 from langevin.settings import TrainConfig
 from langevin.training.loop import Trainer

@@ -16,7 +16,7 @@ from langevin.environment import environment, pick_device
 from langevin.errors import UsageError
 from langevin.evaluation.cost import decode_times, state_bytes
 from langevin.mixers import parse
-from langevin.models.backbone import LangevinForCausalLM
+from langevin.models.heads import LangevinForCausalLM
 from langevin.settings import TrainConfig
 from langevin.training.start import model_config
 

@@ -37,7 +37,7 @@ from langevin.errors import UsageError
 from langevin.evaluation.cost import parameter_count
 from langevin.export.runtime import INPUTS
 from langevin.mixers import parse
-from langevin.models.backbone import LangevinForSequenceClassification
+from langevin.models.heads import LangevinForSequenceClassification
 from langevin.settings import TrainConfig
 from langevin.training.start import model_config
 
@@ -128,12 +128,13 @@ def bench_edge(
     dtype: str = "float32",
     compiled: bool = False,
     int8: bool = False,
+    inference: bool = True,
     repeats: int = 10,
     distilbert: dict[str, Any] = DISTILBERT,
     progress: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
-    """A row of training and two of inference (one text, and a batch) for each model and length, and one of
-    its ONNX file in int8 if asked for; left_out says what did not fit."""
+    """A row of training and, unless they are left out, two of inference (one text, and a batch) for each
+    model and length, and one of its ONNX file in int8 if asked for; left_out says what did not fit."""
     device = pick_device(config.device)
     if compiled and not can_compile(device):
         raise UsageError("torch.compile needs gcc or g++, which is not here", "Leave out --compile.")
@@ -145,7 +146,8 @@ def bench_edge(
         arms.append(Arm(name, make, device, DTYPES[dtype], compiled))
     rows: list[dict[str, Any]] = []
     left_out: list[str] = []
-    parts = [("training", config.batch), *(("inference", b) for b in dict.fromkeys((1, config.batch)))]
+    parts = [("training", config.batch)]
+    parts += [("inference", b) for b in dict.fromkeys((1, config.batch)) if inference]
     with tempfile.TemporaryDirectory() as folder:
         if int8:
             parts.append(("int8", 1))

@@ -27,11 +27,13 @@ Classify = Callable[[list[str]], Any]  # texts to the probabilities of classes
 
 @dataclass(frozen=True)
 class Predict:
-    """Say which class texts are of, with calibrated probabilities.
+    """Say which class texts or images are of, with calibrated probabilities.
 
     Example: langevin predict runs/x --text "I would see it again."
 
     Example: langevin predict runs/x --file in.csv --text-column review --out out.csv
+
+    Example: langevin predict runs/y --image cat.jpg dog.png
 
     Example: langevin predict runs/x/export/model-int8.onnx --text "I would see it again."
     """
@@ -40,8 +42,10 @@ class Predict:
     """A run folder, or a file made by langevin export."""
     text: tuple[str, ...] = ()
     """One or more texts."""
+    image: tuple[str, ...] = ()
+    """One or more files of images, for a run of the task images."""
     file: Path | None = None
-    """A CSV, TSV, JSONL or Parquet file, each row of which is classified."""
+    """A CSV, TSV, JSONL or Parquet file, each row of which, a text or an image's path, is classified."""
     out: Path | None = None
     """The CSV file to write: a line a row, with its class and the probability of every class."""
     text_column: str | None = None
@@ -56,8 +60,10 @@ class Predict:
 
     def __call__(self) -> int:
         check_count("batch", self.batch)
-        if bool(self.text) == (self.file is not None):
-            raise UsageError("either texts or a file are classified", "Give --text or --file.")
+        if bool(self.text) + bool(self.image) + (self.file is not None) != 1:
+            raise UsageError(
+                "one of texts, images or a file is classified", "Give --text, --image or --file."
+            )
         if (self.file is None) != (self.out is None):
             raise UsageError("--file and --out go together", "Give both: --file in.csv --out out.csv.")
         check_folder(self.out)
@@ -65,7 +71,7 @@ class Predict:
             raise UsageError(f"no such file: {self.file}", "Check the path.")
         classify, names, column, digest = self._opened()
         if self.file is None or self.out is None:
-            self._print(names, classify(list(self.text)))
+            self._print(names, classify(list(self.text or self.image)))
             return 0
         from langevin.runs.files import sha256
 
@@ -77,6 +83,8 @@ class Predict:
         if self.model.suffix == ".onnx":
             if not self.model.is_file():
                 raise UsageError(f"no such file: {self.model}", "Check the path.")
+            if self.image:
+                raise UsageError("an exported file reads texts", "Give --text or --file.")
             if (self.checkpoint, self.device) != ("best", "auto"):
                 raise UsageError("an exported file has no --checkpoint or --device", "Leave them out.")
             from langevin.export.runtime import OnnxClassifier
@@ -87,6 +95,9 @@ class Predict:
         from langevin.evaluation.classes import classifier
 
         run = opened(self.model, self.checkpoint)
+        reads = "image" if run.model.main_input_name == "pixel_values" else "text"
+        if self.file is None and not getattr(self, reads):
+            raise UsageError(f"{self.model} classifies {reads}s", f"Give --{reads}.")
         classify, names = classifier(run, pick_device(self.device), self.batch)
         return classify, names, getattr(run.task, "text_column", None), run.model_sha256
 
@@ -94,14 +105,14 @@ class Predict:
         rows = [dict(zip(names, map(float, shares), strict=True)) for shares in found]
         best = [max(shares, key=lambda name: shares[name]) for shares in rows]
         if self.json:
-            told = zip(self.text, best, rows, strict=True)
-            keys = ("text", "label", "probabilities")
+            told = zip(self.text or self.image, best, rows, strict=True)
+            keys = ("text" if self.text else "image", "label", "probabilities")
             print(json.dumps([dict(zip(keys, row, strict=True)) for row in told], indent=1))
             return
         from rich.markup import escape
 
-        table = table_of(None, "text", "class", "probability", "then", left=2)
-        for text, name, shares in zip(self.text, best, rows, strict=True):
+        table = table_of(None, "text" if self.text else "image", "class", "probability", "then", left=2)
+        for text, name, shares in zip(self.text or self.image, best, rows, strict=True):
             others = sorted((p, other) for other, p in shares.items() if other != name)[::-1][:2]
             then = ", ".join(f"{other} {p:.1%}" for p, other in others)
             shown = " ".join(text.split())
@@ -117,7 +128,7 @@ def opened(folder: Path, checkpoint: str, data: str | None = None) -> Any:
     if run.task.used_by != "predict":
         raise UsageError(
             f"{folder} is a run of the task {run.task.name}, which has no classes",
-            f"Use langevin {run.task.used_by}.",
+            f"Use langevin {run.task.used_by or 'evaluate'}.",
         )
     return run
 
@@ -158,6 +169,10 @@ class Export:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UsageError(f"{out} is not empty", "Choose another --out, or empty it.")
         run = opened(self.run_folder, self.checkpoint, self.data)
+        if run.model.main_input_name != "input_ids":
+            raise UsageError(
+                f"{self.run_folder} reads images, which are not exported", "Export a run on texts."
+            )
         check_folder(out)
         check_folder(self.json)
         from langevin.export.to_onnx import export

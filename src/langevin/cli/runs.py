@@ -13,6 +13,7 @@ from langevin.cli.tables import (
     check_folder,
     class_tables,
     console_for,
+    grid_tables,
     interval,
     print_pairs,
     print_rows,
@@ -22,7 +23,7 @@ from langevin.cli.tables import (
 from langevin.errors import UsageError
 from langevin.registry import written
 from langevin.sampling.text import Sampling, Text
-from langevin.settings import BUDGET, GROUPS, TrainConfig, check_count, check_seed, read_seeds
+from langevin.settings import BUDGET, GROUPS, TaskSettings, TrainConfig, check_count, check_seed, read_seeds
 from langevin.tasks import TASKS
 
 WHOLE = 1 << 30  # tokens: nothing is cut
@@ -57,10 +58,15 @@ class Data:
             return 0
         if not self.names:
             raise UsageError("no data set was named", "See langevin data list.")
-        from langevin.data import labelled
+        from langevin.data import images, labelled
 
         own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
         for name in self.names:
+            if name in images.ABOUT:
+                found = images.prepare(name, images.SIZES[name])
+                sizes = {f"{split} images": s["images"] for split, s in found.manifest["splits"].items()}
+                print_pairs({"data": name, **sizes, "kept in": found.folder})
+                continue
             if name in labelled.NAMED or name in labelled.GENERATED:
                 corpus = data.prepare_labelled(name, self.tokenizer, context=WHOLE).corpus
             else:
@@ -103,11 +109,12 @@ class WithSettings(Groups):
     @classmethod
     def of(cls, arguments: list[str], settings: dict[str, Any], /, **options: Any) -> Any:
         """The options with these settings, and those of the task under a heading of its own."""
+        task = TASKS.parse(flag(arguments, "--task") or settings.get("task") or TaskSettings().task)
+        settings = {**task.usual, **settings}
         parts = {
             name: group(**{f.name: settings[f.name] for f in fields(group) if f.name in settings})
             for name, group in GROUPS.items()
         }
-        task = TASKS.parse(flag(arguments, "--task") or parts["task"].task)
         if not fields(task):
             return cls(**parts, **options)
         own = (task.name, WITHOUT_PREFIX[type(task)], field(default=task))
@@ -184,9 +191,11 @@ class Train(WithSettings):
             if run.task.shows_training:
                 from langevin.evaluation.runs import evaluate
 
-                _show(run, evaluate(run, "valid", device=pick_device(one.device))[0])
+                result = evaluate(run, "valid", device=pick_device(one.device))[0]
+                _show(f"{run.path} on valid, step {result['step']}", run.task, result)
             print(f"{run.path}: {kind} loss {last[0]:.4f} nats per {per} at the end")
-            print(f"Next: langevin evaluate {run.path}; langevin {run.task.used_by} {run.path}")
+            used = f"; langevin {run.task.used_by} {run.path}" if run.task.used_by else ""
+            print(f"Next: langevin evaluate {run.path}{used}")
         return 0
 
 
@@ -242,17 +251,24 @@ class WithSampling:
 
 @dataclass(frozen=True)
 class Evaluate(WithSampling):
-    """What a run's model is worth on data that it was not trained on, with intervals."""
+    """What a run's model is worth on data that it was not trained on, with intervals.
+
+    Example: langevin evaluate MODEL --task "needle(lengths='512,2048')" --data FILE
+    """
 
     path: tyro.conf.Positional[Path]
-    """A run folder."""
+    """A run folder; with --task also a saved causal model that has a tokenizer."""
+    task: str | None = None
+    """What else to try it on: the run's task with other settings, lengths for a run of lm, or needle for
+    any model that reads text. This is shown, and not kept."""
     split: Literal["test", "valid"] = "test"
     stride: int | None = None
     """Tokens between windows, where there are such; default: half the context."""
     checkpoint: str = "best"
     """best: the model with the lowest validation loss; last; or the number of a step that was kept."""
     data: str | None = None
-    """Where the data are now, if they were moved: they must be the same."""
+    """Where the data are now, if they were moved: they must be the same. Of a saved model: the text that it
+    reads; default: stories."""
     device: str = "auto"
     batch: int = 16
     """Rows at a time."""
@@ -288,6 +304,8 @@ class Evaluate(WithSampling):
         from langevin.runs import load
 
         device = pick_device(self.device)
+        if self.task is not None:
+            return self._elsewhere(TASKS.parse(self.task), device)
         run = load(self.path, checkpoint=self.checkpoint, data=self.data)
         own = {name: getattr(self, name) for name in ("stride", "masks", "left_to_right")}
         own = {name: value for name, value in own.items() if value is not None}
@@ -334,7 +352,7 @@ class Evaluate(WithSampling):
             print(json.dumps(result, indent=1))
         else:
             of_texts = [row for row in result["rows"] if row["metric"] in quality.OF_SETS]
-            _show(run, result, of_texts)
+            _show(f"{self.path} on {self.split}, step {result['step']}", run.task, result, of_texts)
             if texts is not None:
                 console_for().print(quality_table(of_texts, run.task))
                 print(result["quality"]["said"])
@@ -342,21 +360,52 @@ class Evaluate(WithSampling):
         console.print(f"Everything is in {kept}" if kept else f"Not kept: {self.path} cannot be written to")
         return 0
 
+    def _elsewhere(self, task: Any, device: str) -> int:
+        """On another task, or with other settings: the data of a run where they fit, else as any model."""
+        from langevin.evaluation.runs import measured
+        from langevin.runs import load
 
-def _show(run: Any, result: dict[str, Any], elsewhere: list[Any] | None = None) -> None:
-    """What was measured of a run, but for rows that are shown elsewhere."""
-    table = table_of(
-        f"{run.path} on {result['split']}, step {result['step']}", "metric", "value", "95 % interval"
-    )
-    for row in result["rows"]:
-        if row in (elsewhere or ()) or "class" in row["at"]:
+        options: dict[str, Any] = {"device": device, "batch": self.batch}
+        run = None
+        if (self.path / "config.yaml").is_file():
+            run = load(self.path, checkpoint=self.checkpoint, data=self.data)
+        with console_for(stderr=True).status(f"trying {self.path} on {task.name}"):
+            if run is not None and isinstance(task, type(run.task)):
+                own = vars(run.task) | {k: v for k, v in vars(task).items() if v != getattr(type(task), k)}
+                task = type(task)(**own)  # what the run was trained with, unless it is said anew
+                run = replace(run, config=replace(run.config, task=written(task)))
+                result = measured(run, run.model, self.split, **options)
+            else:
+                from langevin.data.tokenizers import load_tokenizer
+                from langevin.models.pretrained import pretrained, tokenizer_of
+
+                where = str(self.path)
+                model, tokenizer = pretrained(where, None), load_tokenizer(Path(tokenizer_of(where)))
+                rows, more = task.try_saved(model, tokenizer, data=self.data or "stories", **options)
+                result = {"task": written(task), "rows": [row.as_dict() for row in rows], **more}
+        if self.json:
+            print(json.dumps(result, indent=1))
+        else:
+            _show(f"{self.path} on {written(task)}", task, result)
+        return 0
+
+
+def _show(title: str, task: Any, result: dict[str, Any], elsewhere: list[Any] | None = None) -> None:
+    """What was measured, but for rows that are shown elsewhere."""
+    table = table_of(title, "metric", "value", "95 % interval")
+    rows = [row for row in result["rows"] if row not in (elsewhere or ()) and "class" not in row["at"]]
+    for row in rows:
+        if len(row["at"]) > 1:
             continue
-        metric = run.task.metric(row["metric"])
+        metric = task.metric(row["metric"])
         label = f"{metric.label} ({metric.unit})" if metric.unit else metric.label
         label += " (upper bound)" if row["kind"] == "bound" else ""
-        label += f", {row['at']['gap']:.0%} taken" if "gap" in row["at"] else ""
+        for name, place in row["at"].items():
+            label += f", {place:.0%} taken" if name == "gap" else f", {name} {place:,}"
         table.add_row(label, f"{row['value']:.4f}", interval(row["low"], row["high"]))
     console_for().print(table)
+    for more in grid_tables(rows, task):
+        console_for().print(more)
     for more in class_tables(result) if "confusion" in result else ():
         console_for().print(more)
 
@@ -410,6 +459,8 @@ class Generate(WithSampling):
         device = pick_device(self.device)
         run = load(self.run_folder, checkpoint=self.checkpoint)
         write = run.objective.sampler()
+        if not run.task.used_by:
+            raise UsageError(f"a run of the task {run.task.name} has no words to write", "Use evaluate.")
         seeds = range(self.seed, self.seed + self.samples)
         requests = self.sampling.requests(self.prompt, seeds)
         watching: dict[str, Any] = {}
@@ -488,6 +539,8 @@ class Plot:
     """reliability and times: the evaluation that is drawn."""
     text: str | None = None
     """attention: what the model reads; default: how the test data begin."""
+    image: str | None = None
+    """attention: the file of an image that the model reads; default: the first of the test data."""
     layer: int = 0
     head: int = 0
 
@@ -503,7 +556,8 @@ class Plot:
         runs = [load(path) for path in self.runs]
         out = self.out or runs[0].path / "figures" / f"{self.what}.png"
         draw = getattr(pictures, self.what)
-        own = {"attention": (self.text, self.layer, self.head), "curves": ()}.get(self.what, (self.split,))
+        seen = (self.text, self.layer, self.head, self.image)
+        own = {"attention": seen, "curves": ()}.get(self.what, (self.split,))
         figures.save(draw(runs, *own), out)
         print(out)
         return 0

@@ -94,16 +94,34 @@ def class_tables(result: dict[str, Any]) -> Iterator[Table]:
         for name, row in zip(names, counts, strict=True):
             table.add_row(escape(name), *map(str, row))
     else:
-        table = table_of("Most often confused", "class", "said", "examples", left=2)
+        table = table_of("Most often confused", "class", "predicted", "examples", left=2)
         cells = [(row[j], a, b) for a, row in zip(names, counts, strict=True) for j, b in enumerate(names)]
         for count, one, other in sorted((c for c in cells if c[0] and c[1] != c[2]), reverse=True)[:10]:
             table.add_row(escape(one), escape(other), str(count))
     yield table
-    table = table_of("The surest mistakes", "said", "sure", "is", "text", left=4)
+    table = table_of("The surest mistakes", "predicted", "sure", "is", "text", left=4)
     for wrong in result["mistakes"]:
-        words = [wrong["said"], f"{wrong['probability']:.1%}", wrong["class"], wrong["text"][:LONGEST]]
+        words = [wrong["predicted"], f"{wrong['probability']:.1%}", wrong["class"], wrong["text"][:LONGEST]]
         table.add_row(*(escape(" ".join(word.split())) for word in words))
     if result["mistakes"]:
+        yield table
+
+
+def grid_tables(rows: list[dict[str, Any]], task: Any) -> Iterator[Table]:
+    """What was measured over two coordinates, a table for each pair of them."""
+    pairs = dict.fromkeys((row["metric"], *row["at"]) for row in rows if len(row["at"]) == 2)
+    for metric, down, across in pairs:
+        found = {
+            tuple(row["at"].values()): row["value"]
+            for row in rows
+            if (row["metric"], *row["at"]) == (metric, down, across)
+        }
+        names, columns = (list(dict.fromkeys(sorted(place[i] for place in found))) for i in (0, 1))
+        title = f"{task.metric(metric).label} by {down} (rows) and {across}"
+        table = table_of(title, "", *(f"{column:,}" for column in columns))
+        for name in names:
+            shown = (found.get((name, column)) for column in columns)
+            table.add_row(f"{name:,}", *("" if value is None else f"{value:.3f}" for value in shown))
         yield table
 
 

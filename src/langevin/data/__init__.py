@@ -1,4 +1,5 @@
-"""Texts as tokens: `prepare` a named source or a local file, and train on it in a fixed order.
+"""Texts as tokens: `prepare` a named source or a local file, and train on it in a fixed order. Images are
+in `langevin.data.images`.
 
 corpus = langevin.data.prepare("stories")
 corpus.batch("train", step, seed=0, batch=32, context=256)
@@ -62,7 +63,7 @@ def prepare_labelled(
 
 def names() -> list[dict[str, Any]]:
     """The sources that have a name; here: whether they can be prepared without network."""
-    from langevin.data import labelled
+    from langevin.data import images, labelled
     from langevin.data.sources import GENERATED, NAMED, NamedText
 
     rows: list[dict[str, Any]] = []
@@ -90,4 +91,8 @@ def names() -> list[dict[str, Any]]:
         }
         size = sum(path.stat().st_size for path in files.values()) if files else None
         rows.append({**row, "here": bool(files), "bytes": size})
+    for name, about in images.ABOUT.items():
+        here = name == "digits" or images.cifar_folder() is not None
+        row = {"name": name, "kind": "images", "about": about, "tokenizer": ""}
+        rows.append({**row, "here": here, "bytes": None})
     return rows

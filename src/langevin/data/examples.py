@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,45 @@ from langevin.data.reading import laid_out
 LENGTHS = 6  # to which batches are padded; a GPU plans, compiles and records each of them once
 
 
+class Labelled:
+    """Examples that have classes, in a folder of the cache with a manifest."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    first: int | None  # so many training rows, of a seeded order
+
+    @property
+    def classes(self) -> list[str]:
+        return list(self.manifest["facts"]["classes"])
+
+    @lru_cache(maxsize=3)  # noqa: B019  (of the few sets of a process)
+    def labels(self, split: str) -> np.ndarray:
+        return np.fromfile(self.folder / f"{split}.labels", "<i4").astype(np.int64)
+
+    @cached_property
+    def train(self) -> np.ndarray:
+        """The rows that are trained on."""
+        count = len(self.labels("train"))
+        return order.permutation(count, 0)[: self.first] if self.first else np.arange(count)
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """Of each class, such that all classes weigh the same in train and rows 1 on average."""
+        counts = np.bincount(self.labels("train")[self.train], minlength=len(self.classes))
+        return (len(self.train) / len(self.classes) / np.maximum(counts, 1)).astype(np.float32)
+
+    def texts(self, split: str) -> list[str]:
+        """The rows of valid or test as they stood, or the names of their files."""
+        return list(json.loads((self.folder / f"{split}.json").read_text()))
+
+    def tell(self) -> None:
+        """What one should know of the data before believing its numbers."""
+        for what, count in self.manifest["facts"]["left out"].items():
+            warnings.warn(f"left out: {count:,} {what}", stacklevel=3)
+
+
 @dataclass(frozen=True, eq=False)
-class LabelledTexts:
+class LabelledTexts(Labelled):
     """A prepared set: a corpus whose documents have classes, cut to `context` tokens.
 
     A row is what the tokenizer makes of the text, with the tokens that it puts around one.
@@ -28,12 +66,10 @@ class LabelledTexts:
 
     corpus: Corpus
     context: int
-    first: int | None = None  # so many training rows, of a seeded order
+    first: int | None = None
 
     def tell(self) -> None:
-        """What one should know of the data before believing its numbers."""
-        for what, count in self.manifest["facts"]["left out"].items():
-            warnings.warn(f"left out: {count:,} {what}", stacklevel=3)
+        super().tell()
         longer = int((self.spans("train")[1] > self.context - len(self.around[0] + self.around[1])).sum())
         if longer:
             warnings.warn(
@@ -43,16 +79,16 @@ class LabelledTexts:
             )
 
     @property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> dict[str, Any]:  # type: ignore[override]
         return self.corpus.manifest
+
+    @property
+    def folder(self) -> Path:  # type: ignore[override]
+        return self.corpus.folder
 
     @property
     def vocab_size(self) -> int:
         return self.corpus.vocab_size
-
-    @property
-    def classes(self) -> list[str]:
-        return list(self.manifest["facts"]["classes"])
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -72,22 +108,6 @@ class LabelledTexts:
         starts, total = self.corpus.documents(split), len(self.corpus.tokens(split))
         lengths = np.diff(starts, append=total) - 1
         return starts + self.corpus.begins_with_bos, lengths
-
-    @lru_cache(maxsize=3)  # noqa: B019
-    def labels(self, split: str) -> np.ndarray:
-        return np.fromfile(self.corpus.folder / f"{split}.labels", "<i4").astype(np.int64)
-
-    @cached_property
-    def train(self) -> np.ndarray:
-        """The rows that are trained on."""
-        count = len(self.labels("train"))
-        return order.permutation(count, 0)[: self.first] if self.first else np.arange(count)
-
-    @cached_property
-    def weights(self) -> np.ndarray:
-        """Of each class, such that all classes weigh the same in train and rows 1 on average."""
-        counts = np.bincount(self.labels("train")[self.train], minlength=len(self.classes))
-        return (len(self.train) / len(self.classes) / np.maximum(counts, 1)).astype(np.float32)
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -128,10 +148,6 @@ class LabelledTexts:
         length = int(self.padded(split, rows).max())
         found = laid_out(texts, self.around, length, self.context, self.tokenizer.pad_token_id)
         return {**found, "labels": self.labels(split)[rows]}
-
-    def texts(self, split: str) -> list[str]:
-        """The rows of valid or test as they stood."""
-        return list(json.loads((self.corpus.folder / f"{split}.json").read_text()))
 
     def in_batches(self, split: str, rows: np.ndarray, batch: int) -> Iterator[np.ndarray]:
         """Rows of about the same length together."""

@@ -7,12 +7,13 @@ import importlib.util
 import json
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from filelock import FileLock
@@ -40,7 +41,8 @@ class HubTexts:
 
     repository: str
     files: dict[str, tuple[str, ...]]
-    """Our file: the Hub splits whose rows it holds, in order."""
+    """Our file: the Hub splits whose rows it holds, in order; of none: one for each split, whose classes
+    have their names."""
     config: str | None = None
     revision: str | None = None
     documents: bool = False
@@ -49,6 +51,13 @@ class HubTexts:
     """What an empty row stood for in the original file."""
     columns: tuple[str, ...] = ()
     """Write these as lines of JSON, and not the text alone."""
+
+    def written(self, row: Mapping[str, Any]) -> bytes:
+        """A row as it stands in our file."""
+        if self.columns:
+            return (json.dumps({name: row[name] for name in self.columns}) + "\n").encode()
+        text = row["text"] or self.blank
+        return (f"{text.strip()}\n{SEPARATOR}\n" if self.documents else text).encode()
 
 
 def has_datasets() -> bool:
@@ -68,9 +77,11 @@ def reachable() -> bool:
     return True
 
 
-def fetch(name: str, texts: HubTexts | None, folder: Path, looked_for: str) -> None:
-    """Fetch a set into a folder, or say what was looked for and how to get it."""
-    here = "set LANGEVIN_DATA to a folder that has it"
+SET_ROOT = "set LANGEVIN_DATA to a folder that has it"
+
+
+def fetch(name: str, texts: HubTexts | None, folder: Path, looked_for: str, here: str = SET_ROOT) -> None:
+    """Fetch a set into a folder, or say what was looked for and how to get it; here: without the Hub."""
     missing = f"{name} is not here: looked for {looked_for}"
     if texts is None:
         raise UsageError(missing, f"It is not on the Hugging Face Hub: {here}.")
@@ -94,22 +105,39 @@ def fetch(name: str, texts: HubTexts | None, folder: Path, looked_for: str) -> N
 def _fetch(texts: HubTexts, folder: Path) -> None:
     """Write the files into the folder, all or none."""
     load = partial(import_module("datasets").load_dataset, texts.repository, texts.config)
-    parts: dict[str, list[Iterable[dict[str, str]]]] = {
+    parts: dict[str, list[Iterable[dict[str, Any]]]] = {
         name: [load(split=split, revision=texts.revision) for split in splits]
         for name, splits in texts.files.items()
     }
+    if not parts:
+        every = load().items()
+        lone = "rows.jsonl" if len(every) == 1 else None  # which is cut into splits
+        parts = {lone or f"{split}.jsonl": [_with_names(rows, texts)] for split, rows in every}
 
     def write(place: Path) -> None:
         for name, rows in parts.items():
-            with open(place / name, "w", encoding="utf-8", newline="") as file:
-                for row in chain.from_iterable(rows):
-                    if texts.columns:
-                        file.write(json.dumps({name: row[name] for name in texts.columns}) + "\n")
-                        continue
-                    text = row["text"] or texts.blank
-                    file.write(f"{text.strip()}\n{SEPARATOR}\n" if texts.documents else text)
+            with open(place / name, "wb") as file:
+                file.writelines(texts.written(row) for row in chain.from_iterable(rows))
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.parent / f".{folder.name}.lock"):
         if not folder.is_dir():  # else another process was first
             write_folder(folder, write)
+
+
+def _with_names(rows: Any, texts: HubTexts) -> Iterator[dict[str, Any]]:
+    """Rows whose classes are words and not numbers, where the Hub knows them; -1 is none."""
+    for column in texts.columns:
+        if column not in rows.features:
+            there = ", ".join(map(repr, rows.features))
+            raise UsageError(
+                f"{texts.repository} has no column {column!r}: it has {there}",
+                "Name the columns of the text and the label (--text-column NAME, --label-column NAME).",
+            )
+    names = {column: getattr(rows.features[column], "names", None) for column in texts.columns}
+    for row in rows:
+        told = {column: row[column] for column in names}
+        for column, known in names.items():
+            if known is not None:
+                told[column] = known[row[column]] if (row[column] or 0) >= 0 else None
+        yield told

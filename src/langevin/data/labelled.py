@@ -6,11 +6,13 @@ what stands in valid from train. All splits share the tokenizer and the classes 
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from langevin.data import order, tables
 from langevin.data.hub import HubTexts, cache_root, data_root, fetch
@@ -25,6 +27,7 @@ Read = Callable[[Path], Iterator[tuple[str, str]]]
 
 MOST_CLASSES, FEW_CLASSES = 0.5, 10  # of the rows of train: more are no classes, unless they are few
 USUAL_LABEL = "label"
+ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,19 @@ HUB_FILES: dict[str, tuple[str, ...]] = {f"{split}.jsonl": (split,) for split in
 USUAL_TOKENIZER = "words"  # of named sets
 FEELINGS = ("negative", "positive")
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
+DEGREES = ("very negative", "negative", "neutral", "positive", "very positive")
 QUESTIONS = ("description", "entity", "abbreviation", "human", "location", "number")
 SENTENCES = "sentences/sst2_trec_small"
+
+
+def _stanford(kind: str, classes: tuple[str, ...], about: str) -> NamedSet:
+    files = {"train": f"stsa.{kind}.train", "valid": f"stsa.{kind}.dev", "test": f"stsa.{kind}.test"}
+    return NamedSet(f"sentences of film reviews, {about}", SENTENCES, files, _lines, classes)
+
+
+def _one_file(file: str, classes: tuple[str, ...], about: str) -> NamedSet:
+    return NamedSet(about, SENTENCES, {"": file}, partial(_lines, encoding="cp1252"), classes)
+
 
 NAMED: dict[str, NamedSet] = {
     "ag_news": NamedSet(
@@ -101,13 +115,11 @@ NAMED: dict[str, NamedSet] = {
         FEELINGS,
         hub="stanfordnlp/imdb",
     ),
-    "sst2": NamedSet(
-        "sentences of film reviews, positive or negative",
-        SENTENCES,
-        {"train": "stsa.binary.train", "valid": "stsa.binary.dev", "test": "stsa.binary.test"},
-        _lines,
-        FEELINGS,
-    ),
+    "sst2": _stanford("binary", FEELINGS, "positive or negative"),
+    "sst5": _stanford("fine", DEGREES, "from very negative to very positive"),
+    "mr": _one_file("rt-polarity.all", FEELINGS, "sentences of film reviews, positive or negative"),
+    "subj": _one_file("subj.all", ("subjective", "objective"), "sentences about films, opinion or plot"),
+    "cr": _one_file("custrev.all", FEELINGS, "customers' reviews of products, positive or negative"),
     "trec": NamedSet(
         "questions by what they ask for",
         SENTENCES,
@@ -132,13 +144,17 @@ def find(name: str, text_column: str | None, label_column: str | None) -> Source
         groups, usual, path = {split: [file] for split, file in files.items()}, USUAL_TOKENIZER, None
         columns: dict[str, str] = {}
     else:
-        path = Path(name).expanduser()
-        if not name or not os.path.exists(path):
-            missing = unknown("labelled data", name, [*GENERATED, *NAMED])
-            raise UsageError(missing.cause, f"{missing.remedy} Or the path of a table or a folder of them.")
-        path = path.resolve()
-        groups, usual = _tables(path), "bpe-4096"
         columns = {"text": text_column or tables.USUAL_COLUMN, "label": label_column or USUAL_LABEL}
+        path, place = None, Path(name).expanduser()
+        if name and os.path.exists(place):
+            place = path = place.resolve()
+        elif ON_THE_HUB.fullmatch(name) and not tables.is_table(place):
+            place = _from_the_hub(name, columns)
+        else:
+            missing = unknown("labelled data", name, [*GENERATED, *NAMED])
+            ways = "Or the path of a table or a folder of them, or owner/name on the Hugging Face Hub."
+            raise UsageError(missing.cause, f"{missing.remedy} {ways}")
+        groups, usual = _tables(place), "bpe-4096"
         read = partial(_columns, text=(columns["text"],), label=columns["label"])
     every = [file for files in groups.values() for file in files]
     identity = {"files": {str(i): fingerprint(file) for i, file in enumerate(every)}, "columns": columns}
@@ -148,6 +164,16 @@ def find(name: str, text_column: str | None, label_column: str | None) -> Source
         return texts_of(rows, name if path is None else path.name)
 
     return Source(name if path is None else path.name, usual, identity, opened, path)
+
+
+def _from_the_hub(name: str, columns: dict[str, str]) -> Path:
+    """The folder of what was fetched of a set: a file a split, with these columns."""
+    own = re.sub(r"[^\w.-]+", "_", "--".join([*name.split("/"), *columns.values()]))
+    place = cache_root() / "sources" / own
+    if not place.is_dir():
+        wanted = HubTexts(name, {}, columns=tuple(columns.values()))
+        fetch(name, wanted, place, "a file or folder of that name", "give the path of a table")
+    return place
 
 
 def _tables(path: Path) -> dict[str, list[Path]]:
@@ -171,20 +197,27 @@ def texts_of(rows: dict[str, Rows], name: str) -> Texts:
         kept[split] = [row for row in stripped if all(row)]
         gone["rows without a text"] += sum(not text for text, _ in stripped)
         gone["rows without a label"] += sum(bool(text) and not label for text, label in stripped)
-    splits = _cut(kept)
+    splits, facts = apart(kept, name, gone)
+    number = {label: i for i, label in enumerate(facts["classes"])}
+    return Texts(
+        {split: partial(_texts, splits[split]) for split in SPLITS},
+        documents=True,
+        facts=facts,
+        labels={split: [number[label] for _, label in splits[split]] for split in SPLITS},
+    )
+
+
+def apart(rows: dict[str, Rows], name: str, gone: Counter[str]) -> tuple[dict[str, Rows], dict[str, Any]]:
+    """Rows as train, valid and test that share none, and what the manifest should say of them: the classes,
+    and what was left out, of which some is known."""
+    splits = _cut(rows)
     for later, earlier in (("valid", ("test",)), ("train", ("valid", "test"))):
         there = {text for split in earlier for text, _ in splits[split]}
         alone = [row for row in splits[later] if row[0] not in there]
         gone[f"{later} rows that also stand in {' or '.join(earlier)}"] = len(splits[later]) - len(alone)
         splits[later] = alone
-    classes = _classes(splits, name)
-    number = {label: i for i, label in enumerate(classes)}
-    return Texts(
-        {split: partial(_texts, splits[split]) for split in SPLITS},
-        documents=True,
-        facts={"classes": classes, "left out": {what: n for what, n in gone.items() if n}},
-        labels={split: [number[label] for _, label in splits[split]] for split in SPLITS},
-    )
+    left_out = {what: count for what, count in gone.items() if count}
+    return splits, {"classes": _classes(splits, name), "left out": left_out}
 
 
 def _texts(rows: Rows) -> list[str]:
@@ -193,11 +226,11 @@ def _texts(rows: Rows) -> list[str]:
 
 def _cut(rows: dict[str, Rows]) -> dict[str, Rows]:
     """Train, valid and test, the last two out of train where they are missing."""
-    if "valid" in rows:
+    to = {place: split for place, split in ((8, "test"), (9, "valid")) if split not in rows}
+    if not to:
         return dict(rows)
     from_train = rows["train" if "train" in rows else ""]
-    to = {9: "valid"} if "test" in rows else {8: "test", 9: "valid"}
-    splits: dict[str, Rows] = {"train": [], "valid": [], "test": list(rows.get("test", ()))}
+    splits: dict[str, Rows] = {"train": [], **{split: list(rows.get(split, ())) for split in SPLITS[1:]}}
     seen: Counter[str] = Counter()
     for i in order.permutation(len(from_train), 0):
         label = from_train[i][1]

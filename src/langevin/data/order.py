@@ -10,7 +10,8 @@ repeated or padded, also where a batch crosses the end of an epoch.
 
 Examples of their own, such as labelled texts, come once an epoch, in batches of about the same length.
 Epoch e takes the slots eN to (e+1)N: the batches across its ends are filled at random, all others are cut
-from its examples sorted by length, and come in an order permuted by (seed, epoch).
+from its examples sorted by length, and come in an order permuted by (seed, epoch). Where all are of one
+size, such as images, the order of an epoch is a permutation.
 
 Evaluation. Windows of C targets move on by `stride`, and only their new targets are scored: each once.
 """
@@ -57,6 +58,19 @@ def epoch_of_examples(lengths: np.ndarray, epoch: int, *, seed: int, batch: int)
     alike = inside[np.argsort(lengths[inside], kind="stable")].reshape(-1, batch)
     alike = alike[permutation(len(alike), seed, epoch, 1)]
     return np.concatenate([across[:before], alike.ravel(), across[before:]])
+
+
+def examples(count: int, step: int, *, seed: int, batch: int) -> np.ndarray:
+    """The examples of a step where all are of one size: each once an epoch."""
+    epochs, places = np.divmod(np.arange(step * batch, (step + 1) * batch), count)
+    rows = [permutation(count, seed, int(epoch))[places[epochs == epoch]] for epoch in np.unique(epochs)]
+    return np.concatenate(rows)
+
+
+def uniforms(rows: int, columns: int, *seeds: int) -> np.ndarray:
+    """Random numbers in [0, 1) with 24 bits: the same in every version of numpy."""
+    words = np.random.PCG64(np.random.SeedSequence(seeds)).random_raw(rows * columns)
+    return (words >> 40).astype(np.float32).reshape(rows, columns) / np.float32(1 << 24)
 
 
 @lru_cache(maxsize=4)

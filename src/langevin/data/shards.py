@@ -67,16 +67,21 @@ def tokenised(source: Source, tokenizer: str, progress: bool) -> Corpus:
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{source.name}-{Path(tokenizer).name}").strip(".-")
     folder = cache_root() / "tokens" / f"{label}-{key}"
+    kept(folder, lambda place: build(place, source, tokenizer, loaded, recipe, progress), source.name)
+    return _opened(folder, source)
+
+
+def kept(folder: Path, build: Callable[[Path], None], name: str) -> None:
+    """Have a folder of the cache: as it stands where it is whole, else built."""
     if damage(folder) is None:
-        return _opened(folder, source)
+        return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.parent / f".{folder.name}.lock"):
         if folder.exists():
             if (found := damage(folder)) is None:
-                return _opened(folder, source)
-            warnings.warn(f"{found}: preparing {source.name} again", stacklevel=3)
-        write_folder(folder, lambda place: build(place, source, tokenizer, loaded, recipe, progress))
-    return _opened(folder, source)
+                return
+            warnings.warn(f"{found}: preparing {name} again", stacklevel=4)
+        write_folder(folder, build)
 
 
 def damage(folder: Path) -> str | None:
@@ -165,13 +170,19 @@ def build(
         },
         **_true_entropy(texts, shards),
         **_repeated(texts, shards),
-        "files": {
-            path.relative_to(folder).as_posix(): fingerprint(path)
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        },
     }
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    seal(folder, manifest)
+
+
+def seal(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest, last, with the hash of every file that is there."""
+    files = {
+        path.relative_to(folder).as_posix(): fingerprint(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    text = json.dumps({**manifest, "files": files}, indent=1) + "\n"
+    (folder / "manifest.json").write_text(text, encoding="utf-8")
 
 
 class Shard:

@@ -8,6 +8,7 @@ N texts, C classes.
 """
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,10 +83,8 @@ def measure(
             rows.append(_row(name, estimate, "exact", int(true), {"class": label}))
     for label, counts in zip(names, table, strict=True):
         for other, count in zip(names, counts, strict=True):
-            share = float(count / max(1, counts.sum()))
-            rows.append(
-                Row("confusion", share, "diagnostic", {"class": label, "said": other}, n=int(counts.sum()))
-            )
+            total, at = int(counts.sum()), {"class": label, "predicted": other}
+            rows.append(Row("confusion", float(count / max(1, total)), "diagnostic", at, n=total))
     return rows, {
         "examples": (said == truth).astype(float).tolist(),
         "calibration": asdict(sure),
@@ -104,15 +103,11 @@ def surest_mistakes(
 
 
 def classifier(run: Any, device: str, batch: int) -> tuple[Any, list[str]]:
-    """A function from texts to the probabilities of classes, and the names of these. The texts are read as
-    those of training were."""
-    from langevin.data.examples import around, reading
-    from langevin.data.tokenizers import encoder
+    """A function from texts, or files of images, to the probabilities of classes, and the names of these.
+    They are read as those of training were."""
     from langevin.objectives.classify import logits_of, temperature_of
 
-    model, context = run.model.to(device).eval(), run.config.context
-    tokenizer = reading(run.tokenizer, context)
-    encode, edges = encoder(tokenizer), around(tokenizer)
+    model = run.model.to(device).eval()
 
     @torch.no_grad()
     def probabilities(**rows: NDArray[Any]) -> NDArray[Any]:
@@ -121,11 +116,37 @@ def classifier(run: Any, device: str, batch: int) -> tuple[Any, list[str]]:
         found: NDArray[Any] = logits.softmax(-1).float().cpu().numpy()
         return found
 
+    make = _of_images if getattr(model.config, "image_size", None) else _of_texts
+    names = [model.config.id2label[i] for i in range(model.config.num_labels)]
+    return make(run, batch, probabilities), names
+
+
+def _of_texts(run: Any, batch: int, probabilities: Any) -> Any:
+    from langevin.data.examples import around, reading
+    from langevin.data.tokenizers import encoder
+
+    context = run.config.context
+    tokenizer = reading(run.tokenizer, context)
+    encode, edges = encoder(tokenizer), around(tokenizer)
+
     def classify(texts: list[str]) -> NDArray[Any]:
         ids = [row for row, _ in encode([text.strip() for text in texts], False)]
         return classified(ids, edges, context, tokenizer.pad_token_id, batch, probabilities)
 
-    return classify, [model.config.id2label[i] for i in range(model.config.num_labels)]
+    return classify
+
+
+def _of_images(run: Any, batch: int, probabilities: Any) -> Any:
+    from langevin.data.images import read_image
+
+    size = run.model.config.image_size
+
+    def classify(files: list[str]) -> NDArray[Any]:
+        parts = [files[i : i + batch] for i in range(0, len(files), batch)]
+        read = (np.stack([read_image(Path(file), size)[0] for file in part]) for part in parts)
+        return np.concatenate([probabilities(pixel_values=pixels) for pixels in read])
+
+    return classify
 
 
 def _row(name: str, estimate: Estimate, kind: Any, n: int, at: dict[str, Any] | None = None) -> Row:

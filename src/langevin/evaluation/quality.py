@@ -324,7 +324,7 @@ def written(
     """Texts of the seeds 0 .. count - 1 from nothing, and what one costs alone. They are kept in the run
     folder, and not written again with the same weights, settings, code and device."""
     about = {"model": run.model_sha256, "objective": run.config.objective, "sampling": asdict(sampling)}
-    about |= {"batch": _at_once(run, device), **environment(device)}
+    about |= {"batch": at_once(run, device), **environment(device)}
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     place = run.path / "evaluated" / f"samples-{key}.json"
     shape = {"costs": {str: float}, "texts": [str]}
@@ -343,7 +343,8 @@ def written(
     return known["texts"][:count], known["costs"]
 
 
-def _at_once(run: Any, device: str) -> int:
+def at_once(run: Any, device: str) -> int:
+    """Rows whose logits fit."""
     kind = device.partition(":")[0]
     return max(1, min(AT_ONCE, LOGITS_AT_ONCE[kind] // (run.config.context * run.model.config.vocab_size)))
 
@@ -364,7 +365,7 @@ def _write(
             run.tokenizer,
             requests,
             sampling,
-            batch=_at_once(run, device),
+            batch=at_once(run, device),
             finished=finished,
             **known,
         )

@@ -66,7 +66,8 @@ def build(
     """A mixer as a module x -> x.
 
     layer and depth say where it stands; max_length is the training length. Attention mixers also take
-    kv_heads, window, positions ('none', 'rope' or 'alibi') and dropout. Call it as
+    kv_heads, window, positions ('none', 'rope' or 'alibi') and dropout; neighbor takes the grid of an
+    image, (rows, columns). Call it as
     module(x, key_padding_mask=, documents=, cache=module.new_cache(), return_weights=).
     """
     spec = parse(spec) if isinstance(spec, str) else spec

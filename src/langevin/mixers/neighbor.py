@@ -17,6 +17,9 @@ iteration, so nothing wraps around and nothing bleeds. Iterations share weights 
 adds σ · rms(x) · ε to x in training. A token hears iters tokens far; dilated 2^iters - 1, kind='content'
 2^(iters - 1). (Banavara, attention-free diffusion; gates around a convolution as in Fu et al. 2022, H3)
 
+Patches of an image stand in a grid: the neighbours are then those above, left, right and below, with
+corners=True all eight, and the formulas have as many terms; beyond the edges there are zeros.
+
 B batch, L tokens, W width, N distances.
 """
 
@@ -44,8 +47,10 @@ class Neighbor:
     shared: bool = True
     hops: Literal[1, "dilated"] = 1
     noise: float = 0.0
+    corners: bool = False
 
     name: ClassVar[str]
+    has_grid: ClassVar[bool] = True
     examples: ClassVar[tuple[str, ...]] = (
         "neighbor",
         "neighbor(hops='dilated')",
@@ -68,8 +73,8 @@ class Neighbor:
         if self.hops == "dilated" and self.iters > 30:
             raise UsageError(f"neighbor(iters={self.iters}) doubles its hop too often", "Use 30.")
 
-    def module(self, spec: Spec, **place: Any) -> NeighborMixer:
-        return NeighborMixer(spec, **place)
+    def module(self, spec: Spec, grid: tuple[int, int] | None = None, **place: Any) -> NeighborMixer:
+        return NeighborMixer(spec, grid=grid, **place)
 
     @property
     def repeats(self) -> int:
@@ -105,20 +110,30 @@ class NeighborMixer(nn.Module):
         layer: int = 0,
         depth: int = 4,
         max_length: int = 1024,
+        grid: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         check_heads(width, heads)
-        self.spec, self.width, self.heads, self.causal = spec, width, heads, causal
+        self.spec, self.width, self.heads, self.causal, self.grid = spec, width, heads, causal, grid
         self.config: Neighbor = spec.mixer
+        if self.config.corners and grid is None:
+            raise UsageError("tokens of a text have no corners", "Leave corners out.")
         self.content: Content | None = None
+        own, beside = (1, 2 if causal else 3) if grid is None else (len(self.around) // 2, len(self.around))
         if self.config.kind == "content":
-            self.content, copies = Content(width, len(self.config.offsets(causal))), 0
+            self.content, copies = Content(width, 1 + self.config.iters * (beside - 1)), 0
         else:
             copies = 1 if self.config.shared else self.config.iters
         step = MLPStep if self.config.kind == "mlp" else LinearStep
-        self.steps = nn.ModuleList(step(width, self.config.alpha, causal) for _ in range(copies))
+        self.steps = nn.ModuleList(step(width, self.config.alpha, own, beside) for _ in range(copies))
         self.geometry = Geometry(heads, width // heads, heads, layer, depth, max_length)
         self.wrappers = Wrappers(spec, self.geometry)
+
+    @property
+    def around(self) -> list[tuple[int, int]]:
+        """Rows and columns from a place in a grid to itself and its neighbours, in their order."""
+        every = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1)]
+        return [place for place in every if self.config.corners or 0 in place]
 
     def forward(
         self, x_BLW: Tensor, view: View, state: tuple[Tensor, ...] | None = None
@@ -139,32 +154,52 @@ class NeighborMixer(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         h, L, kept = only_real(x_BLW, view), x_BLW.shape[1], []
         for i, hop in enumerate(self.config.distances):
-            longer = self._longer(h, before[i], hop)
-            kept.append(longer[:, L : L + hop])
-            left = only_shown(longer[:, :L], view, hop)
-            right = None if self.causal else only_shown(longer[:, 2 * hop :], view, -hop)
-            h = only_real(self.steps[0 if self.config.shared else i](h, left, right), view)
+            if self.grid is None:
+                longer = self._longer(h, before[i], hop)
+                kept.append(longer[:, L : L + hop])
+                beside = [only_shown(longer[:, :L], view, hop), h]
+                if not self.causal:
+                    beside.append(only_shown(longer[:, 2 * hop :], view, -hop))
+            else:
+                beside = self._in_grid(h, hop)
+            h = only_real(self.steps[0 if self.config.shared else i](beside), view)
         return h, kept
 
     def _by_content(
         self, content: Content, x_BLW: Tensor, view: View, before: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
         given, taken = content.begin(x_BLW)
-        reach, L = max(self.config.distances), x_BLW.shape[1]
-        longer = self._longer(only_real(given, view), before, reach)
-        offsets = self.config.offsets(self.causal)
-        taps_NW = content.taps.to(longer.dtype).view(len(offsets), self.width)
-        parts = [
-            taps_NW[i] * only_shown(longer[:, reach - hop : reach - hop + L], view, hop)
-            for i, hop in enumerate(offsets)
-        ]
-        return content.out(taken * sum(parts[1:], parts[0])), [longer[:, L : L + reach]]
+        given, kept = only_real(given, view), []
+        if self.grid is None:
+            reach, L = max(self.config.distances), x_BLW.shape[1]
+            longer = self._longer(given, before, reach)
+            kept = [longer[:, L : L + reach]]
+            heard = [
+                only_shown(longer[:, reach - hop : reach - hop + L], view, hop)
+                for hop in self.config.offsets(self.causal)
+            ]
+        else:
+            around = [self._in_grid(given, hop) for hop in self.config.distances]
+            heard = [given, *(h for hop in around for i, h in enumerate(hop) if 2 * i + 1 != len(hop))]
+        taps_NW = content.taps.to(given.dtype).view(len(heard), self.width)
+        parts = [tap * h for tap, h in zip(taps_NW, heard, strict=True)]
+        return content.out(taken * sum(parts[1:], parts[0])), kept
 
     def _longer(self, h_BLW: Tensor, before: Tensor | None, reach: int) -> Tensor:
         """h with what stands before it, or zeros, and if the right is heard zeros behind it."""
         if before is None:
             return F.pad(h_BLW, (0, 0, reach, 0 if self.causal else reach))
         return torch.cat([before.view(len(h_BLW), reach, self.width), h_BLW], 1)
+
+    def _in_grid(self, h_BLW: Tensor, hop: int) -> list[Tensor]:
+        """What stands at each place around, and zeros beyond the edges."""
+        assert self.grid is not None
+        rows, columns = self.grid
+        wider = F.pad(h_BLW.unflatten(1, self.grid), (0, 0, hop, hop, hop, hop))
+        return [
+            wider[:, (1 + r) * hop :, (1 + c) * hop :][:, :rows, :columns].flatten(1, 2)
+            for r, c in self.around
+        ]
 
     def _noised(self, x_BLW: Tensor) -> Tensor:
         if not (self.training and self.config.noise):
@@ -206,29 +241,27 @@ class Content(nn.Module):
 class MLPStep(nn.Module):
     """LayerNorm( α h + (1 - α) W₂ GELU(W₁ (W_l left + W_s h + W_r right)) )."""
 
-    def __init__(self, width: int, alpha: float, causal: bool) -> None:
+    def __init__(self, width: int, alpha: float, own: int, beside: int) -> None:
         super().__init__()
-        self.alpha = alpha
-        taps = 2 if causal else 3
-        self.taps = nn.Linear(taps * width, width, bias=False)  # W_l, W_s and W_r side by side
+        self.alpha, self.own = alpha, own
+        self.taps = nn.Linear(beside * width, width, bias=False)  # W_l, W_s and W_r side by side
         self.up = nn.Linear(width, 2 * width)
         self.down = nn.Linear(2 * width, width)
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, h: Tensor, left: Tensor, right: Tensor | None) -> Tensor:
-        n = self.taps(torch.cat([left, h] if right is None else [left, h, right], -1))
-        u = self.down(F.gelu(self.up(n)))
-        return self.norm(self.alpha * h + (1 - self.alpha) * u)
+    def forward(self, beside: list[Tensor]) -> Tensor:
+        u = self.down(F.gelu(self.up(self.taps(torch.cat(beside, -1)))))
+        return self.norm(self.alpha * beside[self.own] + (1 - self.alpha) * u)
 
 
 class LinearStep(nn.Module):
     """α h + (1 - α) (W left + W right), one biased W."""
 
-    def __init__(self, width: int, alpha: float, causal: bool) -> None:
+    def __init__(self, width: int, alpha: float, own: int, beside: int) -> None:
         super().__init__()
-        self.alpha = alpha
+        self.alpha, self.own = alpha, own
         self.tap = nn.Linear(width, width)
 
-    def forward(self, h: Tensor, left: Tensor, right: Tensor | None) -> Tensor:
-        u = self.tap(left) if right is None else self.tap(left) + self.tap(right)
-        return self.alpha * h + (1 - self.alpha) * u
+    def forward(self, beside: list[Tensor]) -> Tensor:
+        others = [self.tap(x) for i, x in enumerate(beside) if i != self.own]
+        return self.alpha * beside[self.own] + (1 - self.alpha) * sum(others[1:], others[0])

@@ -33,6 +33,7 @@ from langevin.models.cache import StateLayer, extent, state_layer
 Positions = Literal["none", "rope", "alibi"]
 Rotation = tuple[Tensor, Tensor]
 ROPE_BASE = 10_000.0
+GRID_BASE = 100.0  # of places in an image, which are few
 _HIDDEN = -1e4  # an additive mask hides a key with this or less
 
 
@@ -296,23 +297,38 @@ class NeighborMixing(Mixing):
         return y, None
 
 
-def rotary(positions: Tensor, width: int, dtype: torch.dtype) -> Rotation:
+def rotary(positions: Tensor, width: int, dtype: torch.dtype, base: float = ROPE_BASE) -> Rotation:
     """cos and sin of position · base^(-2c/width), (..., L, width/2), in float32 or better."""
     dtype = wide(dtype)
     channel = torch.arange(0, width, 2, device=positions.device, dtype=dtype)
-    angle = positions[..., None].to(dtype) * ROPE_BASE ** (-channel / width)
+    angle = positions[..., None].to(dtype) * base ** (-channel / width)
     return angle.cos(), angle.sin()
 
 
+def planar(
+    positions: Tensor, grid: tuple[int, int], width: int, dtype: torch.dtype, turned: Any = None
+) -> Rotation:
+    """The same of places in a grid, (..., L, width/2): half of the channels tell the row, half the column.
+    What comes behind the last place, a class token, is not turned."""
+    rows, columns = grid
+    place = positions % (rows * columns)
+    parts = [
+        (turned or rotary)(axis, width // 2, dtype, GRID_BASE)
+        for axis in (place // columns, place % columns)
+    ]
+    cos, sin = (torch.cat(part, -1) for part in zip(*parts, strict=True))
+    return cos, sin
+
+
 @library.custom_op("langevin::angles", mutates_args=())
-def angles(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def angles(positions: Tensor, width: int, dtype: torch.dtype, base: float) -> tuple[Tensor, Tensor]:
     """`rotary`, closed to the compiler: it would work out every cosine again in every layer."""
-    return rotary(positions, width, dtype)
+    return rotary(positions, width, dtype, base)
 
 
 @angles.register_fake
-def _(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return rotary(positions, width, dtype)
+def _(positions: Tensor, width: int, dtype: torch.dtype, base: float) -> tuple[Tensor, Tensor]:
+    return rotary(positions, width, dtype, base)
 
 
 def apply_rotary(x_BHLD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from langevin.environment import without_bars
 from langevin.errors import UsageError, WorkError, one_line
 from langevin.mixers.mechanism import Mechanism
 from langevin.mixers.spec import Spec, parse
-from langevin.models import backbone
+from langevin.models import heads
 from langevin.models.config import LangevinConfig
 from langevin.models.convert_attention import NAME
 from langevin.models.convert_modules import attention_modules, install
@@ -248,7 +248,7 @@ def _model_class(config: PreTrainedConfig, auto_class: Any, where: str) -> Any:
     chosen = getattr(transformers, auto_class, None) if isinstance(auto_class, str) else auto_class
     named = (config.architectures or [None])[0]
     if auto_class is None and named:
-        chosen = getattr(transformers, named, None) or getattr(backbone, named, None)
+        chosen = getattr(transformers, named, None) or getattr(heads, named, None)
     if chosen is None:
         raise UsageError(
             f"{auto_class or named or where} names no transformers model class",

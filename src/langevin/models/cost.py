@@ -7,6 +7,7 @@ from torch import nn
 
 from langevin.mixers.neighbor import NeighborMixer
 from langevin.models.attention import QKV
+from langevin.models.ngrams import NGrams
 
 # Dense bfloat16 FLOP/s that vendors state, by a part of the device's name; the first that fits counts.
 PEAKS = {
@@ -42,6 +43,8 @@ def flops_of(model: Any, context: int, block: int | None = None) -> float:
         if isinstance(module, NeighborMixer):  # its steps may use the same matrices
             once = sum(p.numel() for p in module.steps.parameters() if p.ndim == 2)
             matrices += (module.config.repeats - 1) * once
+        elif isinstance(module, NGrams):  # a row for the token, and one for its pair
+            matrices += 2 * module.bias.numel()
         elif isinstance(module, QKV):
             head_dim, recurrent = module.geometry.head_dim, module.mechanism.recurrent
             seen = context if getattr(model.config, "causal", True) else 2 * context

@@ -103,6 +103,15 @@ def encoder(name: str, head: Any, mixers: str | list[str], settings: dict[str, A
             f"{name} is no langevin model that sees both sides",
             "Give a run of the objective masked, sparse or classify, or leave --init out.",
         )
+    if config.pooling == "ngrams":
+        raise UsageError(f"{name} is a bag of n-grams, without layers to start from", "Leave --init out.")
+    for key in ("image_size", "patch_size", "stem"):
+        mine = settings.get(key, getattr(LangevinConfig, key))
+        if getattr(config, key) != mine:
+            raise UsageError(
+                f"{name} has {key}={getattr(config, key)!r}, not {mine!r}",
+                "Give one that reads the same.",
+            )
     vocab_size = config.vocab_size
     for key, value in {**settings, "mixer": mixers, "vocab_size": vocab_size}.items():
         setattr(config, key, value)

@@ -1,10 +1,11 @@
-"""Classification: which of C classes is a text of?
+"""Classification: which of C classes is a text, or an image, of?
 
     loss = - Σ_b w_y [ (1 - s) ln p_y + s/C Σ_c ln p_c ]  /  Σ_b w_y
 
 with the label smoothing s and, where weights are balanced, w_c = N / (C n_c) for a class that n_c of N
-training texts have; else w = 1. Held-out texts are measured by the plain -ln p_y. The model sees both
-sides. When it is kept, the temperature that makes held-out labels likeliest is kept with it.
+training texts have; else w = 1. An image that is mixed with another has two labels, each with its share
+of w. Held-out texts are measured by the plain -ln p_y. The model sees both sides. When it is kept, the
+temperature that makes held-out labels likeliest is kept with it.
 
 B rows, L tokens, C classes.
 """
@@ -34,7 +35,8 @@ def weighted_loss(
 
 def logits_of(model: Any, batch: Batch) -> Tensor:
     """(B, C), not divided by a temperature, of which models of transformers know nothing."""
-    read: dict[str, Any] = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    names = ("input_ids", "attention_mask", "pixel_values")
+    read: dict[str, Any] = {name: batch[name] for name in names if name in batch}
     if _is_ours(getattr(model, "module", model)):
         read["temperature"] = 1.0
     logits: Tensor = model(**read).logits
@@ -58,8 +60,9 @@ def _is_ours(model: Any) -> bool:
 @register("classify")
 @dataclass(frozen=True)
 class Classification(Objective):
-    pooling: Literal["mean", "attention", "last"] = "mean"
-    """How one vector is made of those of all tokens."""
+    pooling: Literal["mean", "attention", "last", "ngrams", "class"] = "mean"
+    """How one vector is made of those of all tokens. ngrams: a linear model of them, without layers; class:
+    from a token added to an image."""
     weights: Literal["equal", "balanced"] = "equal"
     """balanced: every class counts the same, however many texts it has."""
     smoothing: float = 0.0
@@ -78,8 +81,11 @@ class Classification(Objective):
 
         if TASKS.parse(config.task).objective != self.name:
             raise UsageError(
-                f"the texts of the task {config.task} have no classes", "Give --task classify."
+                f"the texts of the task {config.task} have no classes", "Give --task classify or images."
             )
+        for name in ("init", "checkpointing"):
+            if self.pooling == "ngrams" and getattr(config, name):
+                raise UsageError(f"a bag of n-grams has no layers for --{name}", f"Leave --{name} out.")
 
     def model_settings(self) -> dict[str, Any]:
         return {"pooling": self.pooling}
@@ -90,8 +96,16 @@ class Classification(Objective):
         logits = logits_of(model, batch)
         if not model.training:
             return weighted_loss(logits, batch["labels"], None, 0.0)
-        weights = batch["weights"] if self.weights == "balanced" else None
-        return self.criterion(logits, batch["labels"], weights, self.smoothing)
+        balanced = self.weights == "balanced"
+        if "share" not in batch:
+            weights = batch["weights"] if balanced else None
+            return self.criterion(logits, batch["labels"], weights, self.smoothing)
+        summed, counted = logits.new_zeros(()), logits.new_zeros(())
+        for kind, share in (("", batch["share"]), ("other_", 1 - batch["share"])):
+            weights = share * batch[f"{kind}weights"] if balanced else share
+            loss, count = self.criterion(logits, batch[f"{kind}labels"], weights, self.smoothing)
+            summed, counted = summed + loss, counted + count
+        return summed, counted
 
     @torch.no_grad()
     def calibrate(self, model: Any, held_out: list[Batch]) -> None:

@@ -39,7 +39,7 @@ class Objective:
 
     name: ClassVar[str] = ""
     causal: ClassVar[bool] = True  # whether the model may look back only
-    head: ClassVar[str] = "LangevinForCausalLM"  # the class of models/backbone.py that has it
+    head: ClassVar[str] = "LangevinForCausalLM"  # the class of models/heads.py
     extra_tokens: ClassVar[int] = 0  # ids that a model reads besides those of the data, such as a mask
     likelihood: ClassVar[Literal["exact", "bound"] | None] = None
     criterion: ClassVar[Callable[..., Any] | None] = None  # what follows the model, as one function

@@ -11,6 +11,9 @@ the mask's end, never of what z_t hides, so the sum stays a bound of -ln p(x): a
 z_t, is one, too. Likelihood is measured with z_s = z_t: two passes over the same masks, without draws of
 its own, and so is the chain rule. (Soft-masked diffusion: arXiv 2510.17206)
 
+state='hidden'. The same, but what a position carries is its last hidden state in the call before: what a
+prediction is made of, in place of its k likeliest tokens. (Loopholing: arXiv 2510.19304)
+
 state='full'. Every position is k candidates, all of which attend to all. Noise n(t) is the schedule's.
 
     clean        x with p = 1 - ε(k - 1), and k - 1 random tokens with p = ε, ε = 0.01, in random slots
@@ -86,16 +89,17 @@ def slots(
 @register("sparse")
 @dataclass(frozen=True)
 class Sparse(Masked):
-    state: Literal["soft", "full"] = "soft"
-    """Candidates at open positions, from the prediction before; or candidates everywhere."""
+    state: Literal["soft", "hidden", "full"] = "soft"
+    """Candidates at open positions, from the prediction before; hidden states from there; or candidates
+    everywhere."""
     k: int = 8
-    """Candidates of a position."""
+    """Candidates of a position, where it has such."""
     feedback: float = 0.75
-    """Soft: the share of rows that get candidates in training."""
+    """Soft, hidden: the share of rows that are fed back to in training."""
     gap: float = 0.25
-    """Soft: how much more of the text may be masked where these were predicted."""
+    """Soft, hidden: how much more of the text may be masked in the call before."""
     warmup: float = 0.05
-    """Soft: the part of training before the first row gets any."""
+    """Soft, hidden: the part of training before the first row is."""
     curriculum: float = 0.0
     """Full: the part of training in which the candidates that are not noise double from 1 to k."""
 
@@ -106,8 +110,8 @@ class Sparse(Masked):
         for key in ("feedback", "gap", "warmup", "curriculum"):
             if not 0 <= getattr(self, key) <= 1:
                 raise UsageError(f"{self.name}({key}={getattr(self, key)}) must be from 0 to 1")
-        if self.state == "soft" and self.k and not self.feedback:
-            raise UsageError(f"{self.name}(feedback=0.0) trains without candidates", "Use masked.")
+        if self.feeds and not self.feedback:
+            raise UsageError(f"{self.name}(feedback=0.0) trains without feedback", "Use masked.")
         least, most = (1, round(1 / WRONG) - 1) if self.state == "full" else (0, None)
         if self.k < least or (most is not None and self.k > most):
             to = "or more" if most is None else f"to {most}"
@@ -115,7 +119,7 @@ class Sparse(Masked):
 
     def bound(self, config: TrainConfig, model: Any) -> Objective:
         tokens = model.config.vocab_size - self.extra_tokens
-        if self.k > tokens:
+        if self.k > tokens and self.state != "hidden":
             raise UsageError(
                 f"{self.name}(k={self.k}) wants more candidates than the vocabulary has tokens, {tokens}",
                 "Choose a smaller k.",
@@ -123,25 +127,30 @@ class Sparse(Masked):
         return self
 
     def model_settings(self) -> dict[str, Any]:
-        return {"candidates": self.state if self.k else "none"}
+        return {"candidates": self.state if self.feeds or self.state == "full" else "none"}
+
+    @property
+    def feeds(self) -> bool:
+        """Whether a call reads something of the one before."""
+        return self.state == "hidden" or (self.state == "soft" and self.k > 0)
 
     @property
     def passes(self) -> float:
-        return 3 + (self.feedback if self.state == "soft" and self.k else 0)
+        return 3 + (self.feedback if self.feeds else 0)
 
     def flops(self, model: Any, context: int) -> float:
         """Of a full state every candidate is a token of a context k times as long; the head sees one."""
-        if self.state == "soft":
+        if self.state != "full":
             return super().flops(model, context)
         head = 6.0 * model.get_output_embeddings().weight.numel()
         return self.k * (flops_of(model, self.k * context) - head) + head
 
     def masked_share(self, t: Tensor) -> Tensor:
         n = super().masked_share(t)
-        return n if self.state == "soft" else n.square()
+        return n.square() if self.state == "full" else n
 
     def weight(self, t: Tensor) -> Tensor:
-        return super().weight(t) * (1 if self.state == "soft" else 2)
+        return super().weight(t) * (2 if self.state == "full" else 1)
 
     def draws(self, batch: Batch, rows: int, generator: torch.Generator | None) -> Batch:
         """Those of `masked`, the same; then R numbers for each token, or one for each row and whether it is
@@ -149,7 +158,7 @@ class Sparse(Masked):
         drawn, length = super().draws(batch, rows, generator), batch["tokens"].shape[1] - 1
         if self.state == "full":
             drawn["slots"] = torch.rand(rows, length, 2 * self.k + 1, generator=generator)
-        elif self.k:
+        elif self.feeds:
             drawn["ahead"] = torch.rand(rows, generator=generator)
             drawn["fed"] = (torch.arange(1 + rows) * self.feedback + ROUNDING).floor().diff() > 0
         return drawn
@@ -157,14 +166,12 @@ class Sparse(Masked):
     def chain_rule(self, model: Any, batch: Batch, at_once: int) -> Tensor:
         return super().chain_rule(model, self._with_draws(batch, generator_of(0)), at_once)
 
-    def predicted(
-        self, model: Any, batch: Batch, masked_BL: Tensor, **more: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def predicted(self, model: Any, batch: Batch, masked_BL: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
         if self.state == "full":
             vocabulary = getattr(model, "module", model).config.vocab_size - self.extra_tokens
             x_BL, level_B = batch["tokens"][:, 1:], masked_BL.float().mean(-1).sqrt()
             more = slots(x_BL, masked_BL, level_B, batch["slots"], vocabulary, self._held(batch))
-        elif self.k and not more:
+        elif self.feeds and not more:
             more = self._fed_back(model, batch, masked_BL)
         return super().predicted(model, batch, masked_BL, **more)
 
@@ -175,8 +182,8 @@ class Sparse(Masked):
         return torch.exp2(doublings).clamp_max(self.k)
 
     def _fed_back(self, model: Any, batch: Batch, masked_BL: Tensor) -> Batch:
-        """What a call before predicted: in training of the rows that get feedback, or one row more, so that
-        parts of one size are the same work, which a CUDA graph replays."""
+        """What is read of a call before: in training of the rows that get feedback, or one row more, so
+        that parts of one size are the same work, which a CUDA graph replays."""
         B, earlier_BL = len(masked_BL), masked_BL
         some, fed = torch.arange(B, device=masked_BL.device), torch.ones_like(masked_BL[:, 0])
         if model.training:
@@ -188,14 +195,17 @@ class Sparse(Masked):
                 fed = fed & (batch["progress"] >= self.warmup)
         part: Batch = {name: batch[name][some] for name in ("tokens", "position_ids") if name in batch}
         with torch.no_grad():
-            logits, _ = super().predicted(model, part, earlier_BL[some])
-            found = likeliest(logits, self.k)
-            found["probabilities"] *= fed[some][:, None, None]
+            hidden = self.state == "hidden"
+            out, _ = self.read(model, part, earlier_BL[some], output_hidden_states=hidden)
+            found = {"carried": out.hidden_states[-1]} if hidden else likeliest(out.logits, self.k)
+            found["carried" if hidden else "probabilities"] *= fed[some][:, None, None]
         return {name: x.new_zeros(B, *x.shape[1:]).index_copy(0, some, x) for name, x in found.items()}
 
     def sampler(self) -> partial[Any]:
-        from langevin.sampling.sparse import FullDenoising, SoftDenoising
+        from langevin.sampling.sparse import FullDenoising, HiddenDenoising, SoftDenoising
 
+        if self.state == "hidden":
+            return partial(super().sampler(), denoising=HiddenDenoising)
         if not self.k:
             return super().sampler()
         kind = SoftDenoising if self.state == "soft" else FullDenoising

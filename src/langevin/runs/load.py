@@ -211,7 +211,7 @@ def _refuse_other_settings(folder: Path, described: dict[str, Any], config: Trai
 
     from langevin.models.config import LangevinConfig
     from langevin.objectives import OBJECTIVES
-    from langevin.training.start import model_config
+    from langevin.training.start import head_of, model_config
 
     said = {**LangevinConfig().to_dict(), **described}
     rows = said["vocab_size"]
@@ -219,7 +219,7 @@ def _refuse_other_settings(folder: Path, described: dict[str, Any], config: Trai
         rows = stored.get_slice("model.embed.weight").get_shape()[0]
     objective = OBJECTIVES.parse(config.objective)
     trained = model_config(config, vocab_size=rows - objective.extra_tokens).to_dict()
-    trained["architectures"] = [objective.head]
+    trained["architectures"] = [head_of(config)]
     for key in SETTINGS:
         if said[key] != trained[key]:
             raise WorkError(
@@ -231,6 +231,7 @@ SETTINGS = (
     *("model_type", "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "mixer", "norm"),
     *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "mlp", "intermediate_size"),
     *("positions", "qk_norm", "tie_word_embeddings", "causal", "candidates", "pooling"),
+    *("image_size", "patch_size", "stem"),
 )
 
 

@@ -34,7 +34,7 @@ from langevin.models.cache import step_back
 from langevin.objectives.masked import two_parts
 from langevin.sampling.ar import WARM, drawn, refuse_too_long, warpers
 from langevin.sampling.canvas import GAP, Canvas, begun, ended
-from langevin.sampling.orders import Order, Remask, certainty, looped, remasking, uniform
+from langevin.sampling.orders import Order, Remask, best_of_each, certainty, looped, remasking, uniform
 from langevin.sampling.text import Request, Sampling, Step, Text
 from langevin.training.graphs import Replayed
 
@@ -332,7 +332,9 @@ class Denoising:
         some_B = slice(None) if self.all_rows else self.stale_B
         real = self.real_BL[some_B] if self.padded else None
         more = {} if self.cache is None else {"past_key_values": self.cache}
-        logits = self.model(attention_mask=real, **self.inputs(some_B), **more).logits
+        out = self.model(attention_mask=real, **self.inputs(some_B), **more)
+        self.carry(out, some_B)
+        logits = out.logits
         if self.cache is not None:
             step_back(self.cache, self.block)
         logits.index_fill_(-1, self.forbidden, -torch.inf)
@@ -343,10 +345,13 @@ class Denoising:
         else:
             self.logits_BLV[self.stale_B] = logits
 
-    def inputs(self, some_B: Any) -> dict[str, Tensor]:
+    def inputs(self, some_B: Any) -> dict[str, Any]:
         """What the network reads of some texts, or of all (a slice); `logits_BLV` are those of the call
         before (None: none)."""
         return {"input_ids": self.input_BN[some_B]}
+
+    def carry(self, out: Any, some_B: Any) -> None:
+        """Keep what the next call reads of this one."""
 
     def _chosen(self) -> tuple[Tensor, Tensor]:
         """Which open positions are committed in this step, and which committed ones are opened, (B, N)."""
@@ -374,11 +379,14 @@ class Denoising:
             score_BN = torch.zeros_like(who_BN)
             score_BN[open_BN] = certainty(self.logits_BLV[open_BN], order).double()
         score_BN = torch.where(open_BN, score_BN, -torch.inf)
-        rank_BN = score_BN.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+        group_BN = torch.zeros_like(open_BN, dtype=torch.long)
+        if order != "threshold":
+            number_BN = self.asked_BL[:, here].cumsum(-1) - 1
+            group_BN = (number_BN // self.steps_B[:, None]).clamp_min(0)
+        chosen_BN = best_of_each(score_BN, group_BN)
         if order == "threshold":
-            return open_BN & ((score_BN > sampling.threshold) | (rank_BN == 0)), none_BN
-        left_B = (self.first_B * then_B1[:, 0] + 1e-9).long()
-        return open_BN & (rank_BN < (open_BN.sum(-1) - left_B).clamp_min(1)[:, None]), none_BN
+            chosen_BN |= score_BN > sampling.threshold
+        return open_BN & chosen_BN, none_BN
 
     def _commit(self, chosen_BN: Tensor) -> None:
         """Draw tokens for some positions."""

@@ -7,6 +7,9 @@
     entropy         where the prediction has the least entropy
     threshold       wherever the likeliest token has more than a given probability, or the best place
 
+What is drawn in one step is drawn as if it were alone, and neighbours depend on each other the most. So
+with R steps every order but the first and last commits the best place of each R neighbours in a step.
+
 Ancestral steps may also open what was committed, each position with probability σ, and then commit so much
 more that as many are open as before: the masked share m(t) stays what it is for any σ up to
 
@@ -61,6 +64,13 @@ def certainty(logits_RV: Tensor, order: Order) -> Tensor:
         best = p_RV.topk(2, dim=-1).values
         return best[:, 0] - best[:, 1]
     return p_RV.amax(-1)
+
+
+def best_of_each(score_BN: Tensor, group_BN: Tensor) -> Tensor:
+    """The place with the largest score in each group, the first of equal ones."""
+    rank_BN = score_BN.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+    first_BN = torch.full_like(rank_BN, rank_BN.shape[1]).scatter_reduce(1, group_BN, rank_BN, "amin")
+    return rank_BN == first_BN.gather(1, group_BN)
 
 
 def looped(t: Tensor) -> Tensor:

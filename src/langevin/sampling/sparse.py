@@ -7,7 +7,6 @@ positions, K candidates, R random numbers of a position.
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from langevin.objectives.sparse import likeliest, slots
 from langevin.sampling.masked import Denoising
@@ -24,7 +23,7 @@ class SoftDenoising(Denoising):
         super().__init__(*args, **options)
         self.predicted_BL = torch.zeros_like(self.asked_BL)
 
-    def inputs(self, some_B: Any) -> dict[str, Tensor]:
+    def inputs(self, some_B: Any) -> dict[str, Any]:
         read = super().inputs(some_B)
         if self.logits_BLV is None:
             none_BLK = torch.zeros(*read["input_ids"].shape, self.k, device=self.model.device)
@@ -36,6 +35,24 @@ class SoftDenoising(Denoising):
         return {**read, **carried}
 
 
+class HiddenDenoising(Denoising):
+    """Positions carry their last hidden states of the call before."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.carried_BLW = torch.zeros(
+            *self.ids_BL.shape, self.model.config.hidden_size, device=self.model.device
+        )
+
+    def inputs(self, some_B: Any) -> dict[str, Any]:
+        carried = {"carried": self.carried_BLW[some_B], "output_hidden_states": True}
+        return {**super().inputs(some_B), **carried}
+
+    def carry(self, out: Any, some_B: Any) -> None:
+        stale_B, h_BLW = self.stale_B[some_B], out.hidden_states[-1].to(self.carried_BLW.dtype)
+        self.carried_BLW[some_B] = torch.where(stale_B[:, None, None], h_BLW, self.carried_BLW[some_B])
+
+
 class FullDenoising(Denoising):
     """All positions are candidates: what is committed, among new distractors at every call, and noise."""
 
@@ -45,7 +62,7 @@ class FullDenoising(Denoising):
         self.k = k
         super().__init__(*args, **options)
 
-    def inputs(self, some_B: Any) -> dict[str, Tensor]:
+    def inputs(self, some_B: Any) -> dict[str, Any]:
         ids_BL, real_BL = self.ids_BL[some_B], self.real_BL[some_B]
         R = 2 * self.k + 1
         number_LR = self.place_L[:, None] * R + torch.arange(R, device=ids_BL.device)

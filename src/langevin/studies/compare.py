@@ -74,7 +74,9 @@ def compare(
     workers = (
         1 if on == "ray" and device != "cpu" else terms.workers_for(plan, sizes, data, device, workers)
     )
-    about = data_facts(data[0].manifest, plan.parts[0].config.data)
+    about = _all_data(
+        [(own.manifest, part.config.data) for own, part in zip(data, plan.parts, strict=True)]
+    )
     about |= {"weights": [_weights(part.config.init) for part in plan.parts]}
     about |= {"judge": _weights(plan.judge)} if plan.judge else {}
     facts: dict[str, Any] = {"data": about, "commands": [command] if command else []}
@@ -295,6 +297,13 @@ def data_facts(manifest: dict[str, Any], name: str) -> dict[str, Any]:
             for split, about in manifest["splits"].items()
         },
     }
+
+
+def _all_data(sets: list[tuple[dict[str, Any], str]]) -> dict[str, Any]:
+    """Of the one set that all parts have, or of each."""
+    every = {(facts := data_facts(*one))["name"]: facts for one in sets}
+    one, *others = every.values()
+    return {"name": ", ".join(every), "sets": every} if others else one
 
 
 def tuned(plan: Plan, folder: Path) -> tuple[Plan, dict[tuple[str, str], tuple[Trial, ...]]]:

@@ -28,7 +28,6 @@ from langevin.settings import BUDGET, TrainConfig, check_type, parse_yaml, read_
 from langevin.studies.inference import least_seeds
 from langevin.studies.results import TO_MATCH, Key, Look, Place
 from langevin.tasks import TASKS
-from langevin.training.fitting import USUAL
 
 FILE = "compare.yaml"
 TUNING_SEED = 1000  # of the learning-rate trials: no run that is judged has it
@@ -317,8 +316,9 @@ def _with_a_budget(part: Part) -> Part:
             "Give --tokens, --epochs or --steps.",
         )
     if all(getattr(config, name) is None for name in BUDGET):
-        usual = TASKS.parse(config.task).epochs
-        config = replace(config, tokens=USUAL) if usual is None else replace(config, epochs=usual)
+        task = TASKS.parse(config.task)
+        usual = {"tokens": task.budget} if task.epochs is None else {"epochs": task.epochs}
+        config = replace(config, **usual)
     return replace(part, settings={k: v for k, v in asdict(config).items() if k not in ("mixer", "seed")})
 
 

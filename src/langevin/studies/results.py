@@ -6,12 +6,12 @@ The only currency are rows (`langevin.evaluation.rows`): nothing here knows toke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from langevin.evaluation.rows import Kind, Metric, Row
-from langevin.studies.inference import ERROR_RATE, Estimate, estimate, holm, least_seeds, sign_flip
+from langevin.studies.inference import ERROR_RATE, Estimate, Scale, estimate, holm, least_seeds, sign_flip
 
 Status = Literal["done", "diverged", "failed", "missing"]
 Place = Literal["best", "matched", "trend"]
@@ -150,11 +150,7 @@ class ArmResult:
         return found
 
     def estimate(self, metric: Metric) -> Estimate | None:
-        values = list(self.by_seed(metric).values())
-        positive = metric.low_is_good and all(value > 0 for value in values)
-        return estimate(
-            values, scale="log odds" if metric.unit == "fraction" else "log" if positive else "plain"
-        )
+        return estimated(metric, list(self.by_seed(metric).values()))
 
     def kind(self, metric: str) -> Kind | None:
         rows = (run.row(metric) for run in self.runs)
@@ -312,6 +308,13 @@ class Results:
 
     def contrast(self, key: Key) -> Contrast | None:
         return next((contrast for contrast in self.contrasts if contrast.key == key), None)
+
+
+def estimated(metric: Metric, values: Sequence[float]) -> Estimate | None:
+    """The mean over seeds, with an interval that stays where values of the metric can be."""
+    positive = metric.low_is_good and all(value > 0 for value in values)
+    scale: Scale = "log odds" if metric.unit == "fraction" else "log" if positive else "plain"
+    return estimate(values, scale=scale)
 
 
 def to_match(unit: str) -> Metric:

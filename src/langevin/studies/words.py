@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from langevin.evaluation.rows import Metric, Row
 from langevin.studies.inference import ERROR_RATE, estimate
 from langevin.studies.numbers import counted, in_words, listed, p_value, percent
-from langevin.studies.plan import Claim, Plan, seeds_in_words
+from langevin.studies.plan import Claim, Part, Plan, seeds_in_words
 from langevin.studies.results import (
     CONFIRMED,
     COSTS,
@@ -360,9 +360,11 @@ def not_controlled(plan: Plan, results: Results) -> Iterator[str]:
         if late:
             yield f"{at}Still improving when the budget ended: {listed(late)}; more could change the order."
     yield from _seeds(results)
-    data = results.data.get("name")
-    budget = "" if results.exploratory else f" and one budget ({_budget(plan)})"
-    yield f"One data set ({data}){budget}: others were not tried."
+    sets = len(results.data.get("sets", ()))
+    what = f"{f'{sets} data sets' if sets else 'One data set'} ({results.data.get('name')})"
+    budgets = "; ".join(dict.fromkeys(_budget(plan, part) for part in plan.parts))
+    budget = "" if results.exploratory else f" and one budget{' each' if sets else ''} ({budgets})"
+    yield f"{what}{budget}: others were not tried."
     made = {
         tuple(run.environment.get(k) for k in ("device", "torch", "commit"))
         for run in results.runs
@@ -372,8 +374,8 @@ def not_controlled(plan: Plan, results: Results) -> Iterator[str]:
         yield f"The runs were not all made with one device, torch and commit, but with {len(made)}."
 
 
-def _budget(plan: Plan) -> str:
-    config = plan.parts[0].config
+def _budget(plan: Plan, part: Part) -> str:
+    config = part.config
     amount = (
         f"{config.tokens:,} {plan.task.unit}" if config.tokens is not None else f"{config.steps:,} steps"
     )
@@ -402,7 +404,7 @@ def _tuning(plan: Plan, results: Results) -> str:
 
 def _own_settings(plan: Plan, arm: ArmResult) -> list[str]:
     hidden = ("mixer", "lr") if plan.tune else ("mixer",)
-    return [f"{key} {value}" for key, value in arm.settings.items() if key not in hidden]
+    return [f"{key} {value}" for key, value in arm.settings.items() if not (key in hidden or value is None)]
 
 
 def unequal(part: PartResult, name: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ from langevin.bench.training import in_turns
 from langevin.environment import pick_device
 from langevin.errors import Diverged, UsageError, one_line
 from langevin.evaluation import cost
+from langevin.evaluation.quality import at_once
 from langevin.evaluation.rows import Row
 from langevin.evaluation.runs import evaluate
 from langevin.evaluation.runs import measured as evaluate_model
@@ -97,6 +98,7 @@ def measured(
     """What the task measures of a trained run on test, unless it is known, and details that pages show."""
     if evaluation is None:
         options = {"device": device, "limit": test_tokens, **_quick(found)}
+        options |= {} if device == "cpu" else {"batch": at_once(found, device)}
         options |= {} if texts is None else {"texts": texts}
         evaluation, _ = evaluate(found, "test", data=data, **options)
     reliability = [

@@ -9,13 +9,8 @@ from langevin.settings import TrainConfig
 from langevin.tasks.task import Task, refuse_training_split, register
 
 
-@register("classify")
-@dataclass(frozen=True)
-class Classify(Task):
-    text_column: str | None = None
-    """The column of a table that holds the texts; default: text."""
-    label_column: str | None = None
-    """The column of a table that holds the classes; default: label."""
+class Labelled(Task):
+    """Examples, texts or others, with classes."""
 
     metrics = (
         Metric("accuracy", "accuracy", "fraction", "higher"),
@@ -40,37 +35,13 @@ class Classify(Task):
     used_by = "predict"
     shows_training = True
 
-    def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
+    def check(self, config: TrainConfig) -> None:
         from langevin.objectives import OBJECTIVES
 
         if OBJECTIVES.parse(config.objective).name != self.objective:
             raise UsageError(
                 f"the objective {config.objective} predicts no classes", "Leave --objective out."
             )
-        from langevin import data
-
-        tokenizer = config.tokenizer
-        if tokenizer is None and config.init is not None:
-            from langevin.models.pretrained import tokenizer_of
-
-            tokenizer = tokenizer_of(config.init)
-        return data.prepare_labelled(
-            config.data,
-            tokenizer,
-            context=config.context,
-            text_column=self.text_column,
-            label_column=self.label_column,
-            first=config.train_tokens,
-            progress=progress,
-        )
-
-    def model_settings(self, config: TrainConfig, data: Any) -> dict[str, Any]:
-        return {
-            "vocab_size": data.vocab_size,
-            "pad_token_id": data.tokenizer.pad_token_id,
-            "id2label": dict(enumerate(data.classes)),
-            "label2id": {label: i for i, label in enumerate(data.classes)},
-        }
 
     def tokens_a_step(self, config: TrainConfig) -> int:
         return config.batch
@@ -78,19 +49,9 @@ class Classify(Task):
     def an_epoch(self, data: Any, config: TrainConfig) -> int:
         return len(data.train)
 
-    def batch(self, data: Any, config: TrainConfig, step: int) -> dict[str, Any]:
-        return dict(data.batch(step, seed=config.seed, batch=config.batch))
-
     def held_out(self, data: Any, config: TrainConfig) -> list[dict[str, Any]]:
         rows = some_rows(data, "valid", config.eval_tokens)
         return [data.rows("valid", some) for some in data.in_batches("valid", rows, config.batch)]
-
-    def feed(self, data: Any, config: TrainConfig, device: Any, share: Any) -> Any:
-        from langevin.data.feed import Feed
-
-        widest = data.widest(config.seed, config.batch)
-        held_out = self.held_out(data, config)
-        return Feed(lambda step: self.batch(data, config, step), held_out, device, share, widest)
 
     def measure(
         self,
@@ -132,7 +93,7 @@ class Classify(Task):
             {
                 "text": originals[rows[i]],
                 "class": texts.classes[int(labels[i])],
-                "said": texts.classes[said],
+                "predicted": texts.classes[said],
                 "probability": sure,
             }
             for i, said, sure in classes.surest_mistakes(logits, labels, temperature)
@@ -144,6 +105,56 @@ class Classify(Task):
             "mistakes": mistakes,
             **details,
         }
+
+
+@register("classify")
+@dataclass(frozen=True)
+class Classify(Labelled):
+    text_column: str | None = None
+    """The column of a table that holds the texts; default: text."""
+    label_column: str | None = None
+    """The column of a table that holds the classes; default: label."""
+
+    def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
+        self.check(config)
+        from langevin import data
+
+        tokenizer = config.tokenizer
+        if tokenizer is None and config.init is not None:
+            from langevin.models.pretrained import tokenizer_of
+
+            tokenizer = tokenizer_of(config.init)
+        return data.prepare_labelled(
+            config.data,
+            tokenizer,
+            context=config.context,
+            text_column=self.text_column,
+            label_column=self.label_column,
+            first=config.train_tokens,
+            progress=progress,
+        )
+
+    def model_settings(self, config: TrainConfig, data: Any) -> dict[str, Any]:
+        return {
+            "vocab_size": data.vocab_size,
+            "pad_token_id": data.tokenizer.pad_token_id,
+            **names_of(data.classes),
+        }
+
+    def batch(self, data: Any, config: TrainConfig, step: int) -> dict[str, Any]:
+        return dict(data.batch(step, seed=config.seed, batch=config.batch))
+
+    def feed(self, data: Any, config: TrainConfig, device: Any, share: Any) -> Any:
+        from langevin.data.feed import Feed
+
+        widest = data.widest(config.seed, config.batch)
+        held_out = self.held_out(data, config)
+        return Feed(lambda step: self.batch(data, config, step), held_out, device, share, widest)
+
+
+def names_of(classes: list[str]) -> dict[str, Any]:
+    """Of a model's config."""
+    return {"id2label": dict(enumerate(classes)), "label2id": {name: i for i, name in enumerate(classes)}}
 
 
 def some_rows(data: Any, split: str, limit: int | None) -> Any:

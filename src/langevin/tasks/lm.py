@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
@@ -53,8 +53,22 @@ class LanguageModelling(Task):
         Metric("calls_per_text", "network calls of a text", "", "lower"),
     )
     primary = "nll"
-    reported = ("nll", "perplexity", "bits_per_character", "accuracy", "ece", "scaled_ece", "brier")
-    judged = ("judge_gap", "mauve", "infill_accuracy", "repetition_4", "distinct_4")
+    reported: ClassVar[tuple[str, ...]] = (
+        "nll",
+        "perplexity",
+        "bits_per_character",
+        "accuracy",
+        "ece",
+        "scaled_ece",
+        "brier",
+    )
+    judged: ClassVar[tuple[str, ...]] = (
+        "judge_gap",
+        "mauve",
+        "infill_accuracy",
+        "repetition_4",
+        "distinct_4",
+    )
 
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
         if self.mask_documents and not _objective(config).causal:

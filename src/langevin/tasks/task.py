@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
 from langevin.registry import Registry
-from langevin.settings import TrainConfig
+from langevin.settings import CONTEXT, TrainConfig
 
 TASKS = Registry("task", 'name(key=value, ...), for example "lm"')
 register = TASKS.register
@@ -19,7 +19,7 @@ class Data(Protocol):
     """What a task prepares: splits with hashes."""
 
     manifest: dict[str, Any]  # says what the data are, with the sha256 of every split
-    tokenizer: Any  # is saved beside the model; None: there is none
+    tokenizer: Any  # (or image processor) is saved beside the model; None: there is none
 
 
 class Task:
@@ -30,12 +30,23 @@ class Task:
     primary: ClassVar[str] = ""  # the metric that verdicts are about
     unit: ClassVar[str] = "tokens"  # of budgets
     objective: ClassVar[str] = "ar"  # what its models learn unless told otherwise
-    epochs: ClassVar[float | None] = None  # the usual budget; None: ten million of the unit
-    used_by: ClassVar[str] = "generate"  # the command that uses its models
+    head: ClassVar[str] = ""  # the class of models/heads.py, where it is not the objective's
+    epochs: ClassVar[float | None] = None  # the usual budget; None: so much of the unit:
+    budget: ClassVar[int] = 10_000_000
+    usual: ClassVar[dict[str, Any]] = {}  # settings that the command line begins with
+    used_by: ClassVar[str] = "generate"  # the command that uses its models; "": there is none
     shows_training: ClassVar[bool] = False  # whether training ends with what is measured on validation
     reported: ClassVar[tuple[str, ...]] = ()  # what comparisons show; default: all that are better one way
 
     judged: ClassVar[tuple[str, ...]] = ()  # what a judge adds to that; (): its models write no texts
+
+    def context(self, config: TrainConfig) -> int:
+        """Tokens a sequence, unless told otherwise."""
+        return CONTEXT
+
+    def input_settings(self, config: TrainConfig) -> dict[str, Any]:
+        """What it decides of a model before its data are there (keys of LangevinConfig)."""
+        return {}
 
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
         """The data of a run (see `Data`)."""
@@ -76,6 +87,14 @@ class Task:
         data (as prepared, where they are at hand); more of them are its own.
         """
         raise NotImplementedError(f"{type(self).__name__} must say what it measures")
+
+    def try_saved(
+        self, model: Any, tokenizer: Any, *, data: str, device: str = "cpu", batch: int = 16
+    ) -> tuple[list[Row], dict[str, Any]]:
+        """What any causal language model is worth that reads text, without training on the task."""
+        raise UsageError(
+            f"the task {self.name} is not for this model", f"Give a run of the task {self.name}."
+        )
 
     def metric(self, name: str) -> Metric:
         known = {metric.name: metric for metric in self.metrics}

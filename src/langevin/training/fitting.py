@@ -19,7 +19,6 @@ from langevin.training.checkpoint import random_state, set_random_state
 if TYPE_CHECKING:
     from langevin.training.loop import Trainer
 
-USUAL = 10_000_000  # tokens of a budget
 LOOKS = 10  # evaluations in a run, unless eval_every says otherwise
 LEAST = 3  # evaluations in a run of a few minutes
 SHARE = 0.05  # of a budget in minutes that evaluations take
@@ -40,7 +39,7 @@ def budget(trainer: Trainer) -> int:
 def units(config: TrainConfig, task: Task, data: Any) -> int:
     """What a budget in tokens, in epochs or as usual is in the unit of a task."""
     epochs = task.epochs if config.epochs is None and config.tokens is None else config.epochs
-    return config.tokens or (USUAL if epochs is None else round(epochs * task.an_epoch(data, config)))
+    return config.tokens or (task.budget if epochs is None else round(epochs * task.an_epoch(data, config)))
 
 
 class Pace:

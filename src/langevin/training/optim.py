@@ -15,10 +15,10 @@ from langevin.training.parallel import like, own
 
 
 def groups(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """matrices: hidden weights of two dimensions; embeddings; free: biases, norms and learned scalars,
-    which want no weight decay. Shared weights are counted once."""
+    """matrices: hidden weights of two dimensions; embeddings, and stems of images; free: biases, norms and
+    learned scalars, which want no weight decay. Shared weights are counted once."""
     free = {id(p) for m in model.modules() if isinstance(m, Scalars) for p in m.parameters()}
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.Conv2d)}
     heads = {id(m.weight) for n, m in model.named_modules() if n.endswith("lm_head")}
     found: dict[str, list[nn.Parameter]] = {"matrices": [], "embeddings": [], "free": []}
     for p in model.parameters():

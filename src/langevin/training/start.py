@@ -12,7 +12,7 @@ from langevin.data import names
 from langevin.environment import can_compile, pick_device, session
 from langevin.errors import UsageError
 from langevin.mixers import parse
-from langevin.models import backbone
+from langevin.models import heads
 from langevin.models.config import LangevinConfig
 from langevin.models.pretrained import encoder, located, pretrained, trained_length, without_weights
 from langevin.objectives import OBJECTIVES
@@ -157,18 +157,17 @@ def build(config: TrainConfig, data: Any, spread: bool = False) -> Any:
     be spread over processes does not get here."""
     settings = TASKS.parse(config.task).model_settings(config, data)
     if config.init is None:
-        head = getattr(backbone, OBJECTIVES.parse(config.objective).head)
-        return head(model_config(config, **settings)).train()
-    objective = OBJECTIVES.parse(config.objective)
+        return getattr(heads, head_of(config))(model_config(config, **settings)).train()
+    objective, task = OBJECTIVES.parse(config.objective), TASKS.parse(config.task)
     if not objective.causal:
-        own = {**settings, **objective.model_settings()}
-        model = encoder(config.init, getattr(backbone, objective.head), config.mixers, own)
+        own = {**settings, **objective.model_settings(), **task.input_settings(config)}
+        model = encoder(config.init, getattr(heads, head_of(config)), config.mixers, own)
     else:
         model = (without_weights if spread else pretrained)(config.init, config.mixer)
-    if settings["vocab_size"] > model.get_input_embeddings().weight.shape[0]:
+    tokens = getattr(model.get_input_embeddings(), "num_embeddings", settings["vocab_size"])
+    if settings["vocab_size"] > tokens:
         raise UsageError(
-            f"the tokenizer has {settings['vocab_size']} tokens, {config.init} only "
-            f"{model.get_input_embeddings().weight.shape[0]}",
+            f"the tokenizer has {settings['vocab_size']} tokens, {config.init} only {tokens}",
             "Leave --tokenizer out: the model's own is used.",
         )
     return model.train()
@@ -193,6 +192,11 @@ def _like_the_pretrained(config: TrainConfig) -> TrainConfig:
     return replace(config, context=config.context or min(LONGEST, length))
 
 
+def head_of(config: TrainConfig) -> str:
+    """The class of models/heads.py that is trained."""
+    return TASKS.parse(config.task).head or OBJECTIVES.parse(config.objective).head
+
+
 def model_config(config: TrainConfig, *, vocab_size: int, **settings: Any) -> LangevinConfig:
     """The model of a config, for data of so many tokens."""
     objective = OBJECTIVES.parse(config.objective)
@@ -213,6 +217,7 @@ def model_config(config: TrainConfig, *, vocab_size: int, **settings: Any) -> La
         tie_word_embeddings=config.tie,
         causal=objective.causal,
         **objective.model_settings(),
+        **TASKS.parse(config.task).input_settings(config),
         **settings,
     )
 
@@ -234,7 +239,7 @@ def estimate(config: TrainConfig) -> dict[str, Any]:
     seconds, unit = seconds_a_step(trainer), trainer.task.unit
     return {
         "parameters": parameters,
-        "of which embeddings": model.get_input_embeddings().weight.numel(),
+        "of which embeddings": sum(p.numel() for p in model.get_input_embeddings().parameters()),
         f"{unit} a step": trainer.a_step,
         "steps": round(60 * (config.minutes or 0) / seconds) if steps is None else steps,
         "FLOPs a token": round(flops),

@@ -11,7 +11,6 @@ import numpy as np
 from langevin import figures
 from langevin.evaluation.rows import Metric
 from langevin.figures import Ends, Grid, Heads, Line, Mark
-from langevin.studies.inference import estimate
 from langevin.studies.numbers import (
     common_spread,
     counted,
@@ -23,7 +22,7 @@ from langevin.studies.numbers import (
 )
 from langevin.studies.report.page import Chart, plainly
 from langevin.studies.report.study import TALL, marks, titled
-from langevin.studies.results import CONFIRMED, COSTS, Key, PartResult, Results
+from langevin.studies.results import CONFIRMED, COSTS, Key, PartResult, Results, estimated
 
 
 def charts(results: Results) -> dict[str, list[Chart]]:
@@ -200,7 +199,7 @@ def _over_one(
     for arm, values in measured.items():
         places = sorted(place for (place,) in values)
         means = [fmean(values[place,]) for place in places]
-        ends = [_ends(estimate(values[place,])) for place in places]
+        ends = [_ends(estimated(metric, values[place,])) for place in places]
         lines.append(Line(arm, numbers[arm], places, means, ends))
     every = [place for line in lines for place in line.x]
     log = min(every) > 0 and max(every) >= 8 * min(every)
@@ -232,6 +231,7 @@ def _over_two(
     title: str, metric: Metric, axes: tuple[str, ...], measured: Measured, numbers: dict[str, int]
 ) -> list[Chart]:
     every = [fmean(seeds) for values in measured.values() for seeds in values.values()]
+    ends = (0.0, 1.0) if metric.unit == "fraction" else (min(every), max(every))
     made = []
     for arm, values in measured.items():
         own = [fmean(seeds) for seeds in values.values()]
@@ -239,7 +239,7 @@ def _over_two(
         means = [[fmean(values[row, column] or [math.nan]) for column in columns] for row in rows]
         grid = Grid(means, [plainly(row) for row in rows], [plainly(column) for column in columns])
         labels, meaning = (axes[1], axes[0]), with_unit(metric.label, metric.unit)
-        figure = figures.heatmap([grid], labels, meaning, (min(every), max(every)))
+        figure = figures.heatmap([grid], labels, meaning, ends)
         told = [f"{number(min(own))} to {number(max(own))}"]
         made.append(_chart(f"{arm}: {title}", figure, told))
     return made

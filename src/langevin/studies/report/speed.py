@@ -1,9 +1,11 @@
-"""The page of the recipe `speed`: mixers alone and in training steps, beside what was published."""
+"""The pages of recipes of costs: mixers alone and in training steps, or classifiers in training by the
+length of texts, beside what was published."""
 
 from typing import Any
 
 from langevin import figures
 from langevin.studies.numbers import number
+from langevin.studies.plan import slug
 from langevin.studies.report.page import Cell, Chart, Column, Page, Part, Section, Table
 from langevin.studies.report.study import claims_table
 from langevin.studies.results import Answer
@@ -11,33 +13,43 @@ from langevin.studies.words import claims_in_short
 
 PARTS = {"core": "Mixing alone", "module": "Attention module"}
 RATIOS = {"forward_ratio": "forward", "both_ratio": "forward and backward"}
+BY_LENGTH = {"mib_a_text": "memory (MiB a text)", "tokens_per_second": "speed (tokens/s)"}
+LENGTH = "length (tokens), log scale"
 
 
 def speed_page(results: dict[str, Any], answers: list[Answer]) -> Page:
-    mixers, training = results["mixers"], results["training"]
-    drawn = [_chart(mixers["rows"], part, ratio) for part in PARTS for ratio in RATIOS]
     machine = results["environment"]
+    if "edge" in results:
+        edge = results["edge"]
+        rounds, hero = edge["settings"]["repeats"], [_by_length(edge["rows"], key) for key in BY_LENGTH]
+        left_out = Part("points", edge["left_out"], "What did not fit")
+        measured = [Section("steps", "Training steps", [_classifiers(edge["rows"]), left_out])]
+        settings = [Part("facts", edge["settings"], "Models")]
+    else:
+        mixers, training = results["mixers"], results["training"]
+        rounds = training["settings"]["rounds"]
+        drawn = [_chart(mixers["rows"], part, ratio) for part in PARTS for ratio in RATIOS]
+        hero = [chart for chart in drawn[:2] if chart]
+        measured = [
+            Section("mixers", "Mixers alone", [Part("charts", drawn[2:]), _mixers(mixers["rows"])]),
+            Section("training", "Training steps", [_training(training["rows"])]),
+        ]
+        settings = [
+            Part("facts", mixers["settings"], "Mixers"),
+            Part("facts", training["settings"], "Training"),
+        ]
     sections = [
-        Section("mixers", "Mixers alone", [Part("charts", drawn[2:]), _mixers(mixers["rows"])]),
-        Section("training", "Training steps", [_training(training["rows"])]),
+        *measured,
         Section("commands", "Commands", [Part("code", results["commands"])]),
-        Section(
-            "versions",
-            "Versions and settings",
-            [
-                Part("facts", machine, "Environment"),
-                Part("facts", mixers["settings"], "Mixers"),
-                Part("facts", training["settings"], "Training"),
-            ],
-        ),
+        Section("versions", "Versions and settings", [Part("facts", machine, "Environment"), *settings]),
         Section("uncontrolled", "What was not controlled", [Part("points", results["not_controlled"])]),
     ]
     return Page(
         results["title"],
         claims_in_short(answers),
-        f"{training['settings']['rounds']} rounds in turn; what lies within their spread stays open.",
+        f"{rounds} rounds in turn; what lies within their spread stays open.",
         facts=[str(machine["device"]), f"torch {machine['torch']}"],
-        hero=[chart for chart in drawn[:2] if chart],
+        hero=hero,
         table=claims_table(answers),
         sections=sections,
     )
@@ -45,22 +57,33 @@ def speed_page(results: dict[str, Any], answers: list[Answer]) -> Page:
 
 def _chart(rows: list[dict[str, Any]], part: str, ratio: str) -> Chart:
     """Time as a multiple of softmax's by length, a line a mixer."""
-    names = list(dict.fromkeys(row["mixer"] for row in rows))
-    lines = []
-    for index, name in enumerate(names):
-        own = [row for row in rows if row["mixer"] == name and row["part"] == part]
-        lines.append(figures.Line(name, index, [r["length"] for r in own], [r[ratio] for r in own]))
+    own = [row for row in rows if row["part"] == part]
     title = f"{PARTS[part]}, {RATIOS[ratio]}"
-    labels = "length (tokens), log scale", "time (× softmax), log scale"
-    drawn = figures.curves(lines, labels, level=1.0, log="xy")
+    return _lines(own, "mixer", ratio, title, "time (× softmax), log scale", level=1.0)
+
+
+def _by_length(rows: list[dict[str, Any]], key: str) -> Chart:
+    """Memory a text or tokens a second by length, a line a model."""
+    return _lines(rows, "model", key, f"Training {BY_LENGTH[key]}", f"{BY_LENGTH[key]}, log scale")
+
+
+def _lines(
+    rows: list[dict[str, Any]], name: str, key: str, title: str, label: str, level: float | None = None
+) -> Chart:
+    names = list(dict.fromkeys(row[name] for row in rows))
+    lines = []
+    for index, one in enumerate(names):
+        own = [row for row in rows if row[name] == one]
+        lines.append(figures.Line(one, index, [r["length"] for r in own], [r[key] for r in own]))
+    drawn = figures.curves(lines, (LENGTH, label), level=level, log="xy")
     legend = tuple(enumerate(names))
-    return Chart(title, figures.svg(drawn, f"speed-{part}-{ratio}"), told=title, legend=legend)
+    return Chart(title, figures.svg(drawn, slug(f"speed {title}")), told=title, legend=legend)
 
 
 def _table(caption: str, heads: list[tuple[str, str, str]], rows: list[dict[str, Any]]) -> Table:
-    """heads: of each column its label, its unit and the key of its values."""
-    columns = [Column("mixer"), *(Column(label, unit) for label, unit, _ in heads)]
-    body = [[row["mixer"], *(_cell(row[key]) for _, _, key in heads)] for row in rows]
+    """heads: of each column its label, its unit and the key of its values; the first names the row."""
+    columns = [Column(label, unit) for label, unit, _ in heads]
+    body = [[row[heads[0][2]], *(_cell(row[key]) for _, _, key in heads[1:])] for row in rows]
     return Table(caption, columns, body)
 
 
@@ -70,17 +93,28 @@ def _cell(value: Any) -> Cell:
 
 
 def _training(rows: list[dict[str, Any]]) -> Table:
-    heads = [("parameters", "", "parameters"), ("speed", "tokens/s", "tokens_per_second")]
+    heads = [("mixer", "", "mixer"), ("parameters", "", "parameters")]
+    heads += [("speed", "tokens/s", "tokens_per_second")]
     heads += [("spread", "tokens/s", "spread"), ("speed", "× softmax", "ratio")]
     heads += [("loop", "× bare work", "host_ratio")]
     return _table("Times of whole training steps", heads, rows)
 
 
 def _mixers(rows: list[dict[str, Any]]) -> Table:
-    heads = [("part", "", "part"), ("length", "tokens", "length"), ("forward", "ms", "forward_ms")]
+    heads = [("mixer", "", "mixer"), ("part", "", "part"), ("length", "tokens", "length")]
+    heads += [("forward", "ms", "forward_ms")]
     heads += [("forward", "× softmax", "forward_ratio"), ("forward and backward", "ms", "both_ms")]
     heads += [
         ("forward and backward", "× softmax", "both_ratio"),
         ("peak memory", "× softmax", "peak_ratio"),
     ]
     return _table("Times of the mixers alone", heads, rows)
+
+
+def _classifiers(rows: list[dict[str, Any]]) -> Table:
+    heads = [("model", "", "model"), ("length", "tokens", "length"), ("batch", "texts", "batch")]
+    heads += [("parameters", "", "parameters"), ("forward", "GFLOPs a text", "gflops")]
+    heads += [("peak memory", "MiB", "mib"), ("peak memory", "MiB a text", "mib_a_text")]
+    heads += [("step", "ms, median", "ms_p50"), ("step", "ms, p90", "ms_p90")]
+    heads += [("speed", "tokens/s", "tokens_per_second"), ("time", "× softmax", "ratio")]
+    return _table("Training steps of classifiers by the length of texts", heads, rows)

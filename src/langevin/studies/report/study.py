@@ -51,11 +51,12 @@ def study_page(results: Results, figures: bool = True) -> Page:
         from langevin.studies.report.charts import charts
 
         drawn = charts(results)
-    spent = max((point.amount for run in results.runs for point in run.curve), default=0)
+    ends = {run.curve[-1].amount for run in results.runs if run.curve}
+    spent, up_to = max(ends, default=0), "up to " if len(ends) > 1 else ""
     facts = [
         counted(len(marks(results)), "arm"),
         counted(len(results.seeds), "seed"),
-        f"{amount(spent)} training {results.unit} a run" if spent else "",
+        f"{up_to}{amount(spent)} training {results.unit} a run" if spent else "",
         *(str(results.data.get(key) or "") for key in ("name", "tokenizer")),
         str(results.environment.get("device") or ""),
         f"exploratory: {results.exploratory}" if results.exploratory else "",
@@ -148,7 +149,7 @@ def _by_arm(
     several, mark, rows = len(results.parts) > 1, marks(results), []
     for part, arm in _rows(results):
         found = cells(part, arm)
-        own = {key: value for key, value in arm.settings.items() if value != arm.name}
+        own = {key: value for key, value in arm.settings.items() if value not in (arm.name, None)}
         fine = tuple(str(value) if key == "mixer" else f"{key} {value}" for key, value in own.items())
         head = [Cell(arm.name, arm.name, fine=fine, arm=mark[arm.name])]
         head += [Cell(part.name, part.name, kind="quiet")] * several
@@ -328,13 +329,13 @@ def _samples(results: Results) -> Part:
 
 
 def _mistakes(results: Results) -> Table:
-    columns = [Column("arm"), Column("said", kind="left"), Column("sure"), Column("is", kind="left")]
+    columns = [Column("arm"), Column("predicted", kind="left"), Column("sure"), Column("is", kind="left")]
     rows = []
     for part, arm in _rows(results):
         for wrong in next((found for run in arm.runs if (found := run.details.get("mistakes"))), ()):
             text, sure = " ".join(wrong["text"].split()), wrong["probability"]
             cut = text[:LONGEST_MISTAKE] + "…" * (len(text) > LONGEST_MISTAKE)
-            shown = [wrong["said"], Cell(numbers.percent(sure), sure), wrong["class"], cut]
+            shown = [wrong["predicted"], Cell(numbers.percent(sure), sure), wrong["class"], cut]
             rows.append([titled(arm.name, part, results), *shown])
     return Table("The surest mistakes", [*columns, Column("text", kind="words")], rows)
 

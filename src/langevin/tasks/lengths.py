@@ -1,0 +1,147 @@
+"""Length generalisation: trained at one context, how well is longer text predicted?"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from langevin.errors import UsageError
+from langevin.evaluation.rows import Metric, Row
+from langevin.settings import TrainConfig
+from langevin.tasks.lm import LanguageModelling
+from langevin.tasks.task import refuse_training_split, register
+
+FIRST = 16  # tokens of the first bin of positions; each further one ends at twice the place
+
+
+@register("lengths")
+@dataclass(frozen=True)
+class Lengths(LanguageModelling):
+    lengths: str = ""
+    """Tokens that are read at a time, such as 256,1024,4096; default: 1, 2, 4, 8 and 16 contexts, with
+    learned positions 1."""
+    at: int | None = None
+    """The length that verdicts are about; default: the longest."""
+
+    metrics = (
+        Metric("nll", "loss", "nats/token", "lower"),
+        Metric("rise", "relative rise of the loss over that at the training length", "", "lower"),
+    )
+    reported: ClassVar[tuple[str, ...]] = ("nll", "rise")
+    judged: ClassVar[tuple[str, ...]] = ()
+
+    def tried(self, config: TrainConfig) -> list[int]:
+        return sorted({config.context, *read_lengths(self.lengths, config, (1, 2, 4, 8, 16), self.at)})
+
+    def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
+        from langevin.objectives import OBJECTIVES
+
+        if OBJECTIVES.parse(config.objective).likelihood != "exact":
+            raise UsageError(
+                f"the objective {config.objective} gives no token a loss of its own", "Use --objective ar."
+            )
+        if self.mask_documents:
+            raise UsageError(
+                "a text longer than its documents has nothing to gain where they are kept apart",
+                "Leave --mask-documents out.",
+            )
+        self.tried(config)
+        return super().prepare(config, progress)
+
+    def masks(self, config: TrainConfig, corpus: Any) -> bool:
+        return False
+
+    def measure(  # type: ignore[override]
+        self,
+        run: Any,
+        model: Any,
+        split: str,
+        *,
+        device: str = "cpu",
+        batch: int = 16,
+        limit: int | None = None,
+        data: Any = None,
+        resamples: int = 1000,
+    ) -> tuple[list[Row], dict[str, Any]]:
+        """The same tokens at every length: a split in windows of n tokens without overlap, each token of
+        which sees what stands before it in its window. By position: of windows of the longest length.
+        Intervals come from resampling these."""
+        import numpy as np
+        import torch
+
+        from langevin.evaluation.attention import learned_scalars
+        from langevin.evaluation.likelihood import bootstrap, per_unit, score
+        from langevin.evaluation.retrieval import refuse_beyond_positions
+        from langevin.objectives.ar import Strided
+
+        refuse_training_split(split)
+        lengths, context = self.tried(run.config), run.config.context
+        tokens = (data or self.prepare(run.config)).tokens(split)[:limit]
+        longest = lengths[-1]
+        windows = (len(tokens) - 1) // longest
+        if windows < 1:
+            raise UsageError(
+                f"{split} has {len(tokens)} tokens, too few for a length of {longest}",
+                "Use shorter --lengths, or more text.",
+            )
+        refuse_beyond_positions(model, longest)  # of a pretrained model
+        text = torch.from_numpy(tokens[: windows * longest + 1].astype("int64"))
+        model = model.to(device).eval()
+        losses = {
+            n: score(model, Strided(text, n, batch=max(1, batch * context // n)), device=device).nll
+            for n in lengths
+        }
+        unit = np.arange(len(text) - 1) // longest
+
+        def row(metric: str, n: int, at: dict[str, Any]) -> Row:
+            base = np.ones(len(unit)) if metric == "nll" else losses[context]
+            sums = per_unit(np.stack([base, losses[n]]), unit)
+            (found,) = bootstrap(
+                sums,
+                lambda s: s[..., 1:] / s[..., :1] - (metric == "rise"),
+                resamples=resamples,
+                seed=0,
+            )
+            return Row.of(metric, found, "exact", len(unit), at)
+
+        rows = [row(metric, self.at or longest, {}) for metric in ("nll", "rise")]
+        rows += [row(metric, n, {"length": n}) for metric in ("nll", "rise") for n in lengths]
+        by_window = losses[longest].reshape(windows, longest)
+        first = 0
+        while first < longest:
+            last = min(longest, 2 * first or FIRST)
+            some = by_window[:, first:last]
+            sums = per_unit(
+                np.stack([np.ones(some.size), some.ravel()]), np.arange(some.size) // some.shape[1]
+            )
+            (found,) = bootstrap(sums, lambda s: s[..., 1:] / s[..., :1], resamples=resamples, seed=0)
+            rows.append(Row.of("nll", found, "exact", some.size, {"position": last}))
+            first = last
+        learned = [vars(one) for one in learned_scalars(model)]
+        return rows, {"context": context, "windows": windows, "tokens": len(unit), "learned": learned}
+
+
+def read_lengths(
+    text: str, config: TrainConfig, times: tuple[int, ...], at: int | None = None
+) -> list[int]:
+    """The lengths that are named, or so many contexts. Raises where learned positions do not reach, and
+    where the one that verdicts are about is not among them."""
+    learned = config.init is None and config.positions == "learned"
+    lengths = [int(n) for n in read_numbers(text, "lengths")] or [config.context * n for n in times]
+    if not text and learned:
+        lengths = [config.context]
+    if min(lengths) < 2:
+        raise UsageError(f"a length of {min(lengths)} is too short", "The least is 2.")
+    if learned and max(lengths) > config.context:
+        raise UsageError(
+            f"a length of {max(lengths)} is beyond the {config.context} learned positions of the model",
+            "Give no longer --lengths, or train with rope, alibi, sinusoidal or no positions.",
+        )
+    if at is not None and at not in (*lengths, config.context):
+        raise UsageError(f"at={at} is no length that is tried", f"Choose one of {sorted(lengths)}.")
+    return sorted(set(lengths))
+
+
+def read_numbers(text: str, what: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",")] if text.strip() else []
+    except ValueError:
+        raise UsageError(f"{text!r} names no {what}", "Write numbers with commas: 128,256.") from None

@@ -1,0 +1,232 @@
+"""Needle retrieval: is a value found again by its key, however long the text and wherever it stands?"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from langevin.errors import UsageError
+from langevin.evaluation.rows import Metric, Row
+from langevin.settings import TrainConfig
+from langevin.tasks.lengths import read_lengths, read_numbers
+from langevin.tasks.task import Task, refuse_training_split, register
+
+NOISE = "noise"
+TIMES = (1, 2, 4, 8)
+IN_WORDS = (128, 256, 512, 1024, 2048)  # lengths a saved model is tried at, as far as it was made for
+
+
+@register("needle")
+@dataclass(frozen=True)
+class Needle(Task):
+    form: Literal["needle", "mqar"] = "needle"
+    """needle: one key is asked for, at the end. mqar: all needles first, then every key is asked for once
+    (multi-query associative recall)."""
+    needles: int = 4
+    """Keys with a value in a row: one that is asked for, and distractors."""
+    keys: int = 16
+    values: int = 16
+    words: int = 16
+    """Of the haystack, where --data is noise."""
+    lengths: str = ""
+    """Tokens that are read, such as 128,1024,4096; default: 1, 2, 4 and 8 contexts, with learned positions
+    1."""
+    depths: str = "0,0.25,0.5,0.75,1"
+    """Where the needle stands: 0 first, 1 last."""
+    samples: int = 500
+    """Rows at every length and depth."""
+    at: int | None = None
+    """The length that verdicts are about; default: the longest."""
+
+    metrics = (
+        Metric("accuracy", "retrieval accuracy", "fraction", "higher"),
+        Metric("answers_of_other_keys", "answers of other keys", "fraction", "neither"),
+    )
+    primary = "accuracy"
+    reported = ("accuracy", "answers_of_other_keys")
+    used_by = ""
+    shows_training = True
+    budget = 1_500_000
+    usual = {  # noqa: RUF012
+        "data": NOISE,
+        "mixer": "neighbor(iters=1); ssmax",
+        "positions": "none",
+        "layers": 2,
+        "width": 64,
+        "heads": 2,
+        "context": 64,
+        "optimizer": "muon",
+    }
+
+    def __post_init__(self) -> None:
+        for name in ("needles", "keys", "values", "words", "samples"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"needle({name}={getattr(self, name)}) must be 1 or more")
+        if self.needles > min(self.keys, self.values):
+            few = f"{self.keys} keys and {self.values} values"
+            raise UsageError(f"{self.needles} needles are more than {few} allow")
+        for depth in self.tried_depths:
+            if not 0 <= depth <= 1:
+                raise UsageError(f"a depth of {depth:g} is outside 0 to 1, the first place and the last")
+
+    @property
+    def tried_depths(self) -> list[float]:
+        return sorted(set(read_numbers(self.depths, "depths"))) or [0.5]
+
+    def tried(self, config: TrainConfig) -> list[int]:
+        lengths = read_lengths(self.lengths, config, TIMES, self.at)
+        least = max(8, 4 * self.needles if self.form == "mqar" else 2 * self.needles + 2)
+        for length in (config.context, *lengths):
+            if length < least:
+                raise UsageError(
+                    f"a length of {length} has no room for {self.needles} needles",
+                    f"Use a --context and --lengths of {least} or more, or fewer --needles.",
+                )
+        return lengths
+
+    def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
+        from langevin.objectives import OBJECTIVES
+
+        if OBJECTIVES.parse(config.objective).likelihood != "exact":
+            raise UsageError(
+                f"the objective {config.objective} does not predict what comes last", "Use --objective ar."
+            )
+        if config.init is not None:
+            raise UsageError(
+                "keys and values are tokens of their own, which a pretrained model does not know",
+                "Leave --init out; to try a model as it is: langevin evaluate MODEL --task needle.",
+            )
+        self.tried(config)
+        from langevin import data
+        from langevin.data.synthetic.needle import Haystack
+
+        if config.data == NOISE:
+            return Haystack(self.words, self.keys, self.values)
+        corpus = data.prepare(config.data, tokenizer=config.tokenizer, progress=progress)
+        return Haystack(corpus.vocab_size, self.keys, self.values, corpus)
+
+    def model_settings(self, config: TrainConfig, data: Any) -> dict[str, Any]:
+        return {"vocab_size": data.vocab_size}
+
+    def batch(self, data: Any, config: TrainConfig, step: int) -> dict[str, Any]:
+        from langevin.data.synthetic import needle
+
+        draw, shape = needle.Draw(config.seed, step), (config.batch, config.context, self.needles)
+        if self.form == "mqar":
+            places, which = needle.queried(draw, *shape)
+            which = which % needle.easy_and_hard(draw, config.batch, self.needles)
+        else:
+            places, which = needle.recurring(draw, *shape)
+        return dict(data.rows(draw, "train", (places, which), self.needles))
+
+    def held_out(self, data: Any, config: TrainConfig) -> list[dict[str, Any]]:
+        from langevin.data.synthetic.needle import Draw
+
+        rows = max(1, config.eval_tokens // config.context)
+        sizes = [min(config.batch, rows - i) for i in range(0, rows, config.batch)]
+        return [self.trial(data, Draw(0, i), "valid", size, config.context) for i, size in enumerate(sizes)]
+
+    def trial(
+        self, data: Any, draw: Any, split: str, rows: int, length: int, depth: float | None = None
+    ) -> dict[str, Any]:
+        """Rows to be tried on: with the needle at a depth, or anywhere."""
+        import numpy as np
+
+        from langevin.data.synthetic import needle
+
+        if self.form == "mqar":
+            layout = needle.queried(draw, rows, length, self.needles)
+        else:
+            last = length - 3
+            place = np.full(rows, min(last, int((depth or 0) * length)))
+            place = draw.below(last + 1, rows) if depth is None else place
+            layout = needle.hidden(draw, place, length, self.needles)
+        return dict(data.rows(draw, split, layout, self.needles))
+
+    def measure(
+        self,
+        run: Any,
+        model: Any,
+        split: str,
+        *,
+        device: str = "cpu",
+        batch: int = 16,
+        limit: int | None = None,
+        data: Any = None,
+    ) -> tuple[list[Row], dict[str, Any]]:
+        """Every cell has `samples` rows, the same for every model."""
+        import numpy as np
+        import torch
+
+        from langevin.data.synthetic.needle import Draw
+        from langevin.evaluation.attention import learned_scalars
+        from langevin.evaluation.retrieval import by_length_and_depth, likeliest, wilson
+
+        refuse_training_split(split)
+        data, lengths = data or self.prepare(run.config), self.tried(run.config)
+        at, model = self.at or lengths[-1], model.to(device).eval()
+
+        def tried(length: int, depth: float) -> tuple[np.ndarray, np.ndarray]:
+            """(samples, answers of a row): right, and another key's."""
+            draw = Draw(1 + (split == "test"), length, round(1e6 * depth))
+            rows = self.trial(data, draw, split, self.samples, length, depth)
+            tokens, scored = (torch.from_numpy(rows[name]) for name in ("tokens", "scored"))
+            at_once = max(1, batch * run.config.context // length)
+            said = likeliest(model, tokens, scored, at_once, device).reshape(self.samples, -1)
+            right = said == tokens[scored].reshape(said.shape)
+            there = (tokens[:, None, :] == said[:, :, None]).any(-1) & (
+                said >= data.vocab_size - self.values
+            )
+            return right.numpy(), (there & ~right).numpy()
+
+        details: dict[str, Any] = {
+            "context": run.config.context,
+            "rows of a cell": self.samples,
+            "guessing": {"any value": 1 / self.values, "a value of the row": 1 / self.needles},
+            "learned": [vars(row) for row in learned_scalars(model)],
+        }
+        if self.form == "needle":
+
+            def cell(length: int, depth: float) -> tuple[np.ndarray, np.ndarray]:
+                right, other = tried(length, depth)
+                return right[:, 0], other[:, 0]
+
+            rows, examples = by_length_and_depth(cell, lengths, self.tried_depths, at)
+            return rows, {**details, "examples": examples}
+        from langevin.evaluation.cost import state_bytes
+
+        # Answers of a row are not independent: intervals count rows.
+        found = {n: tried(n, 0.0)[0].mean(1) for n in lengths}
+        share = {n: wilson(float(x.sum()), self.samples) for n, x in found.items()}
+        rows = [Row.of("accuracy", share[at], "exact", self.samples)]
+        rows += [Row.of("accuracy", share[n], "exact", self.samples, {"length": n}) for n in lengths]
+        rows.append(Row.of("accuracy", share[at], "exact", self.samples, {"state": state_bytes(model, at)}))
+        return rows, {**details, "examples": found[at].tolist()}
+
+    def try_saved(
+        self, model: Any, tokenizer: Any, *, data: str, device: str = "cpu", batch: int = 16
+    ) -> tuple[list[Row], dict[str, Any]]:
+        """Needles in words, in a text of the data."""
+        from langevin.data import prepare
+        from langevin.evaluation.retrieval import InWords, by_length_and_depth, refuse_beyond_positions
+
+        if self.form != "needle":
+            raise UsageError("recall of many keys is for models trained on it", "Leave form out.")
+        corpus = prepare(data, tokenizer=tokenizer.name_or_path, progress=False)
+        words = InWords(model.to(device).eval(), tokenizer, corpus, self.needles, self.samples)
+        made_for = refuse_beyond_positions(model, 0)
+        made_for = made_for or int(getattr(model.config, "max_position_embeddings", None) or IN_WORDS[-1])
+        lengths = sorted({int(n) for n in read_numbers(self.lengths, "lengths")})
+        lengths = lengths or [n for n in IN_WORDS if n <= made_for] or [made_for]
+        at = self.at or max(lengths)
+        if at not in lengths:
+            raise UsageError(f"at={at} is no length that is tried", f"Choose one of {lengths}.")
+        refuse_beyond_positions(model, max(lengths))
+        if max(lengths) >= len(words.text):
+            raise UsageError(f"the text has {len(words.text)} tokens, too few for {max(lengths)}")
+        at_once = {n: max(1, batch * 128 // n) for n in lengths}
+        rows, _ = by_length_and_depth(
+            lambda n, depth: words.trial(n, depth, at_once[n], device),
+            lengths,
+            self.tried_depths,
+            at,
+        )
+        return rows, {"rows of a cell": self.samples, "guessing": {"a number of the row": 1 / self.needles}}
