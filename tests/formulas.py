@@ -160,7 +160,7 @@ def gathered(module, x, i, causal, allowed, alive):
             given = own.into.weight @ x[j] + own.into.bias
             total = total + tap * given[W : 2 * W] / (1 + (-given[:W]).exp())
     c = (own.into.weight @ x[i] + own.into.bias)[2 * W :]
-    return own.out.weight @ (total / (1 + (-c).exp())) + own.out.bias
+    return own.out.weight @ (total * c / (1 + (-c).exp())) + own.out.bias
 
 
 def neighbor_module(module, x, *, causal, real=None, documents=None):

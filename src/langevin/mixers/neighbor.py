@@ -7,10 +7,10 @@ Iterated `iters` times on h, starting from x, with hop δ = 1, or 1, 2, 4, ... w
     h_i  <- α h_i + (1 - α) (W h_{i-δ} + W h_{i+δ})                 kind='linear'
 
 kind='content' has no loop. It hears all distances δ at once: 0, 1, ..., iters, or dilated 0, 1, 2, 4, ...
-Every token says which share of v it gives and which of the sum it takes; channels weigh distances by t:
+Every token says which share of v it gives and what it takes of the sum; channels weigh distances by t:
 
     b_i, v_i, c_i  =  W x_i;    g_i  =  σ(b_i) ⊙ v_i
-    y_i  =  W_o ( σ(c_i) ⊙ Σ_δ ( t_δ ⊙ g_{i-δ} + t_-δ ⊙ g_{i+δ} ) )
+    y_i  =  W_o ( SiLU(c_i) ⊙ Σ_δ ( t_δ ⊙ g_{i-δ} + t_-δ ⊙ g_{i+δ} ) )
 
 Causal drops the right neighbours. Beyond the ends, across documents and at padding are zeros, in every
 iteration, so nothing wraps around and nothing bleeds. Iterations share weights unless shared=False. noise
@@ -235,7 +235,7 @@ class Content(nn.Module):
 
     def begin(self, x_BLW: Tensor) -> tuple[Tensor, Tensor]:
         b, v, c = self.into(x_BLW).chunk(3, -1)
-        return b.sigmoid() * v, c.sigmoid()
+        return b.sigmoid() * v, F.silu(c)
 
 
 class MLPStep(nn.Module):
