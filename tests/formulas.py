@@ -148,6 +148,21 @@ def attention_module(module, x, **view):
     return y.transpose(1, 2).reshape(B, L, -1) @ module.o_proj.weight.T + module.o_proj.bias
 
 
+def gathered(module, x, i, causal, allowed, alive):
+    """What token i makes of those at its distances."""
+    own, W, config = module.content, x.shape[1], module.config
+    hops = [2**n if config.hops == "dilated" else n + 1 for n in range(config.iters)]
+    taps = own.taps.reshape(-1, W)
+    places = [i, *(i - hop for hop in hops), *([] if causal else [i + hop for hop in hops])]
+    total = x.new_zeros(W)
+    for tap, j in zip(taps, places, strict=True):
+        if allowed(i, j) and alive(j):
+            given = own.into.weight @ x[j] + own.into.bias
+            total = total + tap * given[W : 2 * W] / (1 + (-given[:W]).exp())
+    c = (own.into.weight @ x[i] + own.into.bias)[2 * W :]
+    return own.out.weight @ (total * c / (1 + (-c).exp())) + own.out.bias
+
+
 def neighbor_module(module, x, *, causal, real=None, documents=None):
     """What a module of a NeighborMixer must give, token by token."""
     module = module.mixer
@@ -163,29 +178,18 @@ def neighbor_module(module, x, *, causal, real=None, documents=None):
         def alive(i, b=b):
             return real is None or bool(real[b, i])
 
-        own = module.content
-        first = x[b] if own is None else x[b] @ own.value.weight.T
-        h = [first[i] if alive(i) else x.new_zeros(W) for i in range(L)]
+        if config.kind == "content":
+            outs.append(torch.stack([gathered(module, x[b], i, causal, allowed, alive) for i in range(L)]))
+            continue
+        h = [x[b, i] if alive(i) else x.new_zeros(W) for i in range(L)]
         for iteration in range(config.iters):
             hop = 2**iteration if config.hops == "dilated" else 1
-            step = None if own else module.steps[0 if config.shared else iteration]
+            step = module.steps[0 if config.shared else iteration]
             new = []
             for i in range(L):
                 left = h[i - hop] if allowed(i, i - hop) else x.new_zeros(W)
                 right = h[i + hop] if allowed(i, i + hop) else x.new_zeros(W)
-                if config.kind == "content":
-                    H, N = module.heads, 2 if causal else 3
-                    logits = own.taps.weight @ x[b, i] + own.taps.bias
-                    logits = logits.reshape(config.iters, H, N)[iteration]
-                    value = x.new_zeros(H, W // H)
-                    for head in range(H):
-                        mine = logits[head].clone()
-                        mine[1] += 3.0 * head / max(1, H - 1)
-                        p = mine.exp() / mine.exp().sum()
-                        for share, neighbour in zip(p, (left, h[i], right), strict=False):
-                            value[head] += share * neighbour.reshape(H, -1)[head]
-                    value = value.reshape(W)
-                elif config.kind == "linear":
+                if config.kind == "linear":
                     W1, b1 = step.tap.weight, step.tap.bias
                     u = W1 @ left + b1 + (0 if causal else W1 @ right + b1)
                     value = config.alpha * h[i] + (1 - config.alpha) * u
@@ -202,10 +206,6 @@ def neighbor_module(module, x, *, causal, real=None, documents=None):
                     value = value * step.norm.weight + step.norm.bias
                 new.append(value if alive(i) else x.new_zeros(W))
             h = new
-        if own is not None:
-            gates = [own.gate.weight @ x[b, i] for i in range(L)]
-            gated = [v * g / (1 + (-g).exp()) for v, g in zip(h, gates, strict=True)]
-            h = [own.out.weight @ v + own.out.bias for v in gated]
         outs.append(torch.stack(h))
     y = torch.stack(outs).reshape(B, L, module.heads, -1).transpose(1, 2)
     scalars = [dict(s.named_parameters()) for s in module.wrappers.scalars]

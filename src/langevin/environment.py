@@ -59,14 +59,16 @@ def pick_device(name: str) -> str:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """No bars of transformers between our own lines."""
+    """No bars and remarks of transformers between our own lines, which tell what is wrong."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from langevin import data
 from langevin.data import hub, labelled, order, tables
+from langevin.data.corpus import same_data
 from langevin.data.examples import few_lengths
 from langevin.data.synthetic.listops import LRA, NYU, ListOps
 from langevin.errors import UsageError
@@ -246,8 +247,8 @@ def test_changed_labels_are_other_data(tmp_path: Path) -> None:
     after = data.prepare_labelled(
         str(table(path, [(t, 2 - y) for t, y in rows])), "bytes", context=8
     ).manifest  # type: ignore[operator]
-    assert data.same_data(before, before) is None
-    assert data.same_data(before, after) is not None
+    assert same_data(before, before) is None
+    assert same_data(before, after) is not None
 
 
 @pytest.mark.parametrize(("count", "batch"), [(50, 8), (64, 8), (7, 3), (5, 8)])

@@ -16,7 +16,10 @@ from langevin.errors import UsageError
 from langevin.models.config import LangevinConfig
 from langevin.models.heads import LangevinForCausalLM
 
-OF_CONSTANT_SIZE = ["sima", "sima(scale='n')+drift", "neighbor", "neighbor(hops='dilated')"]
+OF_CONSTANT_SIZE = [
+    *("sima", "sima(scale='n')+drift", "neighbor", "neighbor(hops='dilated')"),
+    "neighbor(kind='content', hops='dilated')",
+]
 EVERY = [*ATTENTION, *OF_CONSTANT_SIZE[1:]]
 
 

@@ -19,7 +19,7 @@ class Fixed(torch.nn.Module):
 
     def __init__(self, logits: torch.Tensor) -> None:
         super().__init__()
-        self.logits, self.config = logits, SimpleNamespace(temperature=1.0)
+        self.logits, self.config = logits, SimpleNamespace(model_type="langevin", temperature=1.0)
 
     def forward(self, temperature: float, **read: Any) -> Any:
         assert temperature == 1

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import langevin
 from langevin import cli
 from langevin.cli import predict
 from langevin.errors import UsageError
 from langevin.evaluation.runs import measured
+from langevin.objectives.classify import temperature_of
 from langevin.settings import TrainConfig
 from langevin.studies import work
 from langevin.tasks import TASKS
@@ -205,7 +207,8 @@ def test_it_starts_from_an_encoder(my_csv: Path, tmp_path: Path) -> None:
         tmp_path / "masked",
         quiet=True,
     )
-    settings = {"data": str(my_csv), "task": TASK, "init": str(masked.path), "steps": 0, "device": "cpu"}
+    settings: dict[str, Any] = {"data": str(my_csv), "task": TASK, "init": str(masked.path)}
+    settings |= {"steps": 0, "device": "cpu"}
     run, _ = langevin.train(TrainConfig(**settings), tmp_path / "run", quiet=True)
     assert run.config.context == 32
     theirs, ours = masked.model.model.state_dict(), run.model.model.state_dict()
@@ -230,6 +233,55 @@ def test_a_bag_of_ngrams_refuses_what_needs_layers(my_csv: Path, run: Any, tmp_p
     ):
         with pytest.raises(UsageError, match=says):
             langevin.train(config(my_csv, **changes), tmp_path / "refused", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "mixer"), [("Bert", "softmax"), ("Roberta", "ssmax"), ("DistilBert", "sigmoid")]
+)
+def test_it_fine_tunes_an_encoder_of_transformers(
+    family: str, mixer: str, run: Any, my_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer, folder = run.tokenizer, tmp_path / "encoder"
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    if family == "DistilBert":
+        shape = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
+    shape |= {"vocab_size": len(tokenizer), "pad_token_id": 1, "max_position_embeddings": 34}
+    large = {"initializer_range": 0.3}  # it learns sooner
+    theirs = getattr(transformers, f"{family}ForMaskedLM")(
+        getattr(transformers, f"{family}Config")(**shape, **large)
+    )
+    for saved in (theirs, tokenizer):
+        saved.save_pretrained(folder)
+    same: dict[str, Any] = {"data": str(my_csv), "task": TASK, "init": str(folder), "device": "cpu"}
+    same["mixer"] = mixer
+    start, _ = langevin.train(TrainConfig(**same, steps=0), tmp_path / "start", quiet=True)
+    assert type(start.model).__name__ == f"{family}ForSequenceClassification"
+    assert start.config.context == (32 if family == "Roberta" else 34)
+    ours = dict(start.model.named_parameters())
+    kept = {name: p for name, p in theirs.named_parameters() if name in ours}
+    assert len(kept) >= 6
+    assert all(torch.equal(ours[name], p) for name, p in kept.items())
+    tuned, _ = langevin.train(
+        TrainConfig(**same, epochs=3, batch=16, lr=1e-2), tmp_path / "tuned", quiet=True
+    )
+    first, *_, last = (row["loss"] for row in tuned.metrics("valid"))
+    assert last < first - 0.1
+    found = {row["metric"]: row["value"] for row in measured(tuned, tuned.model, "valid")["rows"]}
+    assert found["temperature"] == temperature_of(tuned.model) != 1
+    assert cli.main(["predict", str(tuned.path), "--json", "--text", "so word7 word7"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    ids = tokenizer("so word7 word7", return_tensors="pt").input_ids
+    logits = tuned.model(ids).logits[0] / temperature_of(tuned.model)
+    assert logits.softmax(-1).max().item() == pytest.approx(max(told["probabilities"].values()), abs=1e-5)
+
+
+def test_an_encoder_that_cannot_be_used_is_refused(run: Any, my_csv: Path, tmp_path: Path) -> None:
+    folder, size = tmp_path / "vit", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    transformers.ViTModel(transformers.ViTConfig(**size, intermediate_size=64)).save_pretrained(folder)
+    run.tokenizer.save_pretrained(folder)
+    settings = TrainConfig(data=str(my_csv), task=TASK, init=str(folder), steps=0, device="cpu")
+    with pytest.raises(UsageError, match="AutoModelForSequenceClassification has no class for ViTConfig"):
+        langevin.train(settings, tmp_path / "no", quiet=True)
 
 
 def test_compare_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

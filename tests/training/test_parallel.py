@@ -167,7 +167,7 @@ def ours(mixer: str) -> Any:
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-@pytest.mark.parametrize("mixer", ["softmax", "heat(t='head')+drift", "neighbor", "ssmax"])
+@pytest.mark.parametrize("mixer", ["softmax", "heat(t='head')+drift", "neighbor(kind='content')", "ssmax"])
 def test_the_rows_a_process_makes_are_those_of_the_model_one_process_would_make(
     mixer: str, rank: int
 ) -> None:

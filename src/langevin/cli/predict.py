@@ -6,9 +6,9 @@ on behind the last whole row of it.
 """
 
 import csv
-import hashlib
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -73,10 +73,13 @@ class Predict:
         if self.file is None or self.out is None:
             self._print(names, classify(list(self.text or self.image)))
             return 0
-        return predict_file(self.file, self.text_column or column, self.out, classify, names, digest)
+        from langevin.runs.files import sha256
 
-    def _opened(self) -> tuple[Classify, list[str], str | None, str]:
-        """What classifies texts, the names of the classes, the usual column of texts, and a hash."""
+        model = sha256(self.model) if digest is None else digest
+        return predict_file(self.file, self.text_column or column, self.out, classify, names, model)
+
+    def _opened(self) -> tuple[Classify, list[str], str | None, str | None]:
+        """What classifies texts, the names of the classes, the usual column of texts, and a run's hash."""
         if self.model.suffix == ".onnx":
             if not self.model.is_file():
                 raise UsageError(f"no such file: {self.model}", "Check the path.")
@@ -87,9 +90,7 @@ class Predict:
             from langevin.export.runtime import OnnxClassifier
 
             exported = OnnxClassifier(self.model, batch=self.batch)
-            with open(self.model, "rb") as content:
-                digest = hashlib.file_digest(content, "sha256").hexdigest()
-            return exported, exported.names, exported.text_column, digest
+            return exported, exported.names, exported.text_column, None
         from langevin.environment import pick_device
         from langevin.evaluation.classes import classifier
 
@@ -209,6 +210,7 @@ def predict_file(
 ) -> int:
     """Write the class of every row of a table; a row without a text has none."""
     from langevin.data import tables
+    from langevin.runs.files import sha256
 
     def texts() -> Iterator[str]:
         return (text.strip() for (text,) in tables.records(file, [column or tables.USUAL_COLUMN]))
@@ -218,9 +220,8 @@ def predict_file(
     if not tables.is_table(file):
         raise UsageError(f"{file} is no table", f"A table's name ends with {', '.join(tables.SUFFIXES)}.")
     total = sum(1 for _ in texts())
-    with open(file, "rb") as content:
-        key = f"{model} {hashlib.file_digest(content, 'sha256').hexdigest()} {column} {names}"
-    part = out.with_name(f".{out.name}.{hashlib.sha256(key.encode()).hexdigest()[:12]}.part")
+    key = f"{model} {sha256(file)} {column} {names}"
+    part = out.with_name(f".{out.name}.{zlib.crc32(key.encode()):08x}.part")
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -58,14 +58,16 @@ class Data:
             return 0
         if not self.names:
             raise UsageError("no data set was named", "See langevin data list.")
+        from langevin.data import images, labelled
+
         own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
         for name in self.names:
-            if name in data.images.ABOUT:
-                found = data.images.prepare(name, data.images.SIZES[name])
+            if name in images.ABOUT:
+                found = images.prepare(name, images.SIZES[name])
                 sizes = {f"{split} images": s["images"] for split, s in found.manifest["splits"].items()}
                 print_pairs({"data": name, **sizes, "kept in": found.folder})
                 continue
-            if name in data.labelled.NAMED or name in data.labelled.GENERATED:
+            if name in labelled.NAMED or name in labelled.GENERATED:
                 corpus = data.prepare_labelled(name, self.tokenizer, context=WHOLE).corpus
             else:
                 corpus = data.prepare(name, tokenizer=self.tokenizer, **own)

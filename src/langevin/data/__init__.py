@@ -3,17 +3,17 @@ in `langevin.data.images`.
 
 corpus = langevin.data.prepare("stories")
 corpus.batch("train", step, seed=0, batch=32, context=256)
+
+Nothing is imported before it is used: what runs an exported file has little memory, and reads texts here.
 """
 
-from typing import Any
+from __future__ import annotations
 
-from langevin.data import images, labelled
-from langevin.data.corpus import Corpus, same_data
-from langevin.data.examples import LabelledTexts
-from langevin.data.shards import tokenised
-from langevin.data.sources import GENERATED, NAMED, NamedText, find
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Corpus", "LabelledTexts", "names", "prepare", "prepare_labelled", "same_data"]
+if TYPE_CHECKING:
+    from langevin.data.corpus import Corpus
+    from langevin.data.examples import LabelledTexts
 
 
 def prepare(name: str, tokenizer: str | None = None, *, progress: bool = True, **settings: Any) -> Corpus:
@@ -26,6 +26,9 @@ def prepare(name: str, tokenizer: str | None = None, *, progress: bool = True, *
     settings: of the source: `stories` takes seed, train, valid and test (numbers of stories), a local text
         takes valid and test (fractions) and, in a table, text_column.
     """
+    from langevin.data.shards import tokenised
+    from langevin.data.sources import find
+
     source = find(name, settings)
     return tokenised(source, source.tokenizer if tokenizer is None else tokenizer, progress)
 
@@ -47,7 +50,11 @@ def prepare_labelled(
     first: how many of the training rows to take.
     progress: show a progress bar on a terminal, and warn of rows that were left out or are cut.
     """
-    source = labelled.find(name, text_column, label_column)
+    from langevin.data.examples import LabelledTexts
+    from langevin.data.labelled import find
+    from langevin.data.shards import tokenised
+
+    source = find(name, text_column, label_column)
     found = LabelledTexts(tokenised(source, tokenizer or source.tokenizer, progress), context, first)
     if progress:
         found.tell()
@@ -56,6 +63,9 @@ def prepare_labelled(
 
 def names() -> list[dict[str, Any]]:
     """The sources that have a name; here: whether they can be prepared without network."""
+    from langevin.data import images, labelled
+    from langevin.data.sources import GENERATED, NAMED, NamedText
+
     rows: list[dict[str, Any]] = []
     every: dict[str, Any] = {**GENERATED, **NAMED}
     for name, source in every.items():

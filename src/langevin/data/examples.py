@@ -15,7 +15,7 @@ import numpy as np
 
 from langevin.data import order
 from langevin.data.corpus import Corpus
-from langevin.reading import laid_out
+from langevin.data.reading import laid_out
 
 LENGTHS = 6  # to which batches are padded; a GPU plans, compiles and records each of them once
 

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from langevin.data.reading import classified
 from langevin.evaluation import calibration, likelihood
 from langevin.evaluation.likelihood import Estimate
 from langevin.evaluation.rows import Row
-from langevin.reading import classified
 
 MISTAKES = 10
 
@@ -105,15 +105,18 @@ def surest_mistakes(
 def classifier(run: Any, device: str, batch: int) -> tuple[Any, list[str]]:
     """A function from texts, or files of images, to the probabilities of classes, and the names of these.
     They are read as those of training were."""
+    from langevin.objectives.classify import logits_of, temperature_of
+
     model = run.model.to(device).eval()
 
     @torch.no_grad()
     def probabilities(**rows: NDArray[Any]) -> NDArray[Any]:
         read = {name: torch.from_numpy(x).to(device) for name, x in rows.items()}
-        found: NDArray[Any] = model(**read).logits.softmax(-1).float().cpu().numpy()
+        logits = logits_of(model, read) / temperature_of(model)
+        found: NDArray[Any] = logits.softmax(-1).float().cpu().numpy()
         return found
 
-    make = _of_images if model.config.image_size else _of_texts
+    make = _of_images if getattr(model.config, "image_size", None) else _of_texts
     names = [model.config.id2label[i] for i in range(model.config.num_labels)]
     return make(run, batch, probabilities), names
 

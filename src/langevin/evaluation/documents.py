@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from langevin.data import Corpus
+from langevin.data.corpus import Corpus
 from langevin.errors import UsageError
 from langevin.objectives import ar
 

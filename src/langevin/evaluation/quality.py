@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from langevin.data import Corpus
+from langevin.data.corpus import Corpus
 from langevin.data.tokenizers import encoder
 from langevin.environment import environment
 from langevin.errors import UsageError, WorkError, one_line

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langevin.data.reading import classified
 from langevin.errors import UsageError, one_line
-from langevin.reading import classified
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,24 +30,25 @@ class OnnxClassifier:
     """Texts to the calibrated probabilities of classes, on so many threads (0: all cores)."""
 
     def __init__(self, file: Path, *, batch: int = 64, threads: int = 0) -> None:
-        told = _read(file, LABELS)
+        told, stored = _read(file, LABELS), _read(file, TOKENIZER)
         labels = json.loads(told) if told else {}
         self.names: list[str] = labels.get("labels", [])
         self.text_column: str | None = labels.get("text_column")
+        if stored and checksum(stored) == labels.get("tokenizer"):  # first: the session takes what it frees
+            self.tokenizer = _tokenizer(file.parent / TOKENIZER)
         self.session = session_of(file, threads)
         mark = self.session.get_modelmeta().custom_metadata_map.get(MARK)
         if mark is None:
             raise UsageError(
                 f"{file} is not a classifier made by langevin", "Give a file made by langevin export."
             )
-        for name, content, known in ((LABELS, told, mark), (TOKENIZER, _read(file, TOKENIZER), None)):
+        for name, content, known in ((LABELS, told, mark), (TOKENIZER, stored, None)):
             if content is None:
                 raise UsageError(f"{file} has no {name} beside it", "Keep the files of an export together.")
             if checksum(content) != (known or labels["tokenizer"]):
                 raise UsageError(
                     f"the {name} beside {file} is of another model", "Keep the files of an export together."
                 )
-        self.tokenizer = _tokenizer(file.parent / TOKENIZER)
         self.reads: dict[str, Any] = {
             "around": (labels["before"], labels["behind"]),
             "context": labels["context"],

@@ -29,6 +29,7 @@ from langevin.data.examples import around, reading
 from langevin.errors import UsageError, WorkError, one_line
 from langevin.evaluation.classes import classifier
 from langevin.export.runtime import INPUTS, LABELS, MARK, TOKENIZER, OnnxClassifier, checksum
+from langevin.objectives.classify import logits_of, temperature_of
 from langevin.runs.folder import check_data
 from langevin.tasks.classify import some_rows
 
@@ -44,8 +45,8 @@ class Probabilities(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
-        return logits.softmax(-1)
+        logits = logits_of(self.model, {"input_ids": input_ids, "attention_mask": attention_mask})
+        return (logits / temperature_of(self.model)).softmax(-1)
 
 
 @contextmanager
@@ -129,7 +130,7 @@ def quantised(proto: Any) -> Any:
 
 
 def _quantise_embeddings(graph: Any) -> None:
-    """E[i]  =  s_i · int8(E[i] / s_i),   s_i = max |E[i]| / 127."""
+    """E[i]  =  s_i · int8(E[i] / s_i),   s_i = max |E[i]| / 127 in 16 bits."""
     from onnx import TensorProto, helper, numpy_helper
 
     weights = {w.name: w for w in graph.initializer if len(w.dims) == 2 and np.prod(w.dims) >= SMALLEST}
@@ -140,13 +141,14 @@ def _quantise_embeddings(graph: Any) -> None:
             nodes.append(node)
             continue
         table, (found,) = numpy_helper.to_array(weight), node.output
-        scale = np.maximum(np.abs(table).max(1, keepdims=True) / 127, 1e-12).astype(np.float32)
-        for name, values in (("int8", np.rint(table / scale).astype(np.int8)), ("scale", scale)):
-            graph.initializer.append(numpy_helper.from_array(values, f"{weight.name}.{name}"))
-            own = [f"{weight.name}.{name}", node.input[1]]
-            nodes.append(helper.make_node("Gather", own, [f"{found}.{name}"]))
-        nodes.append(helper.make_node("Cast", [f"{found}.int8"], [f"{found}.float"], to=TensorProto.FLOAT))
-        nodes.append(helper.make_node("Mul", [f"{found}.float", f"{found}.scale"], [found]))
+        scale = np.maximum(np.abs(table).max(1, keepdims=True) / 127, 1e-6).astype(np.float16)
+        whole = np.rint(table / scale.astype(np.float32)).clip(-127, 127).astype(np.int8)
+        for name, values in (("int8", whole), ("scale", scale)):
+            stored, drawn, part = f"{weight.name}.{name}", f"{found}.{name}", f"{found}.{name}.float"
+            graph.initializer.append(numpy_helper.from_array(values, stored))
+            nodes.append(helper.make_node("Gather", [stored, node.input[1]], [drawn]))
+            nodes.append(helper.make_node("Cast", [drawn], [part], to=TensorProto.FLOAT))
+        nodes.append(helper.make_node("Mul", [f"{found}.int8.float", f"{found}.scale.float"], [found]))
         graph.initializer.remove(weight)
     del graph.node[:]
     graph.node.extend(nodes)

@@ -1,4 +1,4 @@
-"""Neighbour diffusion: an attention-free mixer that only ever looks at the tokens next door.
+"""Neighbour diffusion: an attention-free mixer that only ever looks at tokens at fixed distances.
 
 Iterated `iters` times on h, starting from x, with hop δ = 1, or 1, 2, 4, ... when dilated:
 
@@ -6,27 +6,25 @@ Iterated `iters` times on h, starting from x, with hop δ = 1, or 1, 2, 4, ... w
     h_i  <- LayerNorm( α h_i + (1 - α) W₂ GELU(W₁ n_i) )            kind='mlp'
     h_i  <- α h_i + (1 - α) (W h_{i-δ} + W h_{i+δ})                 kind='linear'
 
-kind='content' starts from h = W_u x; every token says for each head, iteration and neighbour what it takes:
+kind='content' has no loop. It hears all distances δ at once: 0, 1, ..., iters, or dilated 0, 1, 2, 4, ...
+Every token says which share of v it gives and what it takes of the sum; channels weigh distances by t:
 
-    p_i  =  softmax( T x_i + s_h [self] ),    h_i <- p_i,l h_{i-δ} + p_i,s h_i + p_i,r h_{i+δ}
-    y_i  =  W_o ( h_i ⊙ SiLU(W_g x_i) )
+    b_i, v_i, c_i  =  W x_i;    g_i  =  σ(b_i) ⊙ v_i
+    y_i  =  W_o ( SiLU(c_i) ⊙ Σ_δ ( t_δ ⊙ g_{i-δ} + t_-δ ⊙ g_{i+δ} ) )
 
-s_h is 0 for the first head and SELF for the last, which start far and near. No matrix is in the loop.
-
-Causal drops the right neighbour. Beyond the ends, across documents and at padding there are zeros, again at
-every iteration, so nothing wraps around and nothing bleeds. Iterations share weights unless shared=False.
-noise adds σ · rms(x) · ε to x in training. A token hears iters hops (dilated: 2^iters - 1 tokens) far.
+Causal drops the right neighbours. Beyond the ends, across documents and at padding are zeros, in every
+iteration, so nothing wraps around and nothing bleeds. Iterations share weights unless shared=False. noise
+adds σ · rms(x) · ε to x in training. A token hears iters tokens far; dilated 2^iters - 1, kind='content'
+2^(iters - 1). (Banavara, attention-free diffusion; gates around a convolution as in Fu et al. 2022, H3)
 
 Patches of an image stand in a grid: the neighbours are then those above, left, right and below, with
 corners=True all eight, and the formulas have as many terms; beyond the edges there are zeros.
-(Banavara, attention-free diffusion)
 
-B batch, L tokens, W width.
+B batch, L tokens, W width, N distances.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -38,8 +36,6 @@ from langevin.errors import UsageError
 from langevin.kernels.view import View
 from langevin.mixers.mechanism import Geometry, Wrappers, check_heads
 from langevin.mixers.spec import Spec, register
-
-SELF = 3.0  # by how much the last head starts with itself
 
 
 @register("neighbor")
@@ -71,7 +67,7 @@ class Neighbor:
             raise UsageError(f"neighbor(noise={self.noise}) must be 0 or more")
         if self.kind == "content" and (self.alpha, self.shared) != (0.5, True):
             raise UsageError(
-                "neighbor(kind='content') learns what a token keeps, at every iteration",
+                "neighbor(kind='content') learns what a token keeps, and has no iterations",
                 "Leave alpha and shared out.",
             )
         if self.hops == "dilated" and self.iters > 30:
@@ -83,11 +79,22 @@ class Neighbor:
     @property
     def repeats(self) -> int:
         """How often a token goes through the same matrices."""
-        return self.iters if self.shared and self.kind != "content" else 1
+        return self.iters if self.shared else 1
 
     @property
     def distances(self) -> list[int]:
-        return [2**i if self.hops == "dilated" else 1 for i in range(self.iters)]
+        if self.hops == "dilated":
+            return [2**i for i in range(self.iters)]
+        return [i + 1 if self.kind == "content" else 1 for i in range(self.iters)]
+
+    @property
+    def state_lengths(self) -> list[int]:
+        """How many inputs are kept for what comes, of each iteration."""
+        return [max(self.distances)] if self.kind == "content" else self.distances
+
+    def offsets(self, causal: bool) -> list[int]:
+        """Where kind='content' looks, counted backwards."""
+        return [0, *self.distances, *([] if causal else [-hop for hop in self.distances])]
 
 
 class NeighborMixer(nn.Module):
@@ -114,7 +121,7 @@ class NeighborMixer(nn.Module):
         self.content: Content | None = None
         own, beside = (1, 2 if causal else 3) if grid is None else (len(self.around) // 2, len(self.around))
         if self.config.kind == "content":
-            self.content, copies = Content(width, heads, self.config.iters, own, beside), 0
+            self.content, copies = Content(width, 1 + self.config.iters * (beside - 1)), 0
         else:
             copies = 1 if self.config.shared else self.config.iters
         step = MLPStep if self.config.kind == "mlp" else LinearStep
@@ -131,48 +138,64 @@ class NeighborMixer(nn.Module):
     def forward(
         self, x_BLW: Tensor, view: View, state: tuple[Tensor, ...] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Mixed x, and the state after it: the last `hop` inputs of every iteration. x comes after the
-        tokens of a state, of which the view shows what may be seen."""
-        x_BLW, kept, taps = self._noised(x_BLW), [], None
+        """Mixed x, and the state after it: the last inputs of every iteration. x comes after the tokens of
+        a state, of which the view shows what may be seen."""
+        x_BLW = self._noised(x_BLW)
+        before: tuple[Tensor | None, ...] = state or (None,) * len(self.config.state_lengths)
         if self.content is None:
-            h = only_real(x_BLW, view)
+            h, kept = self._iterated(x_BLW, view, before)
         else:
-            h, taps = (only_real(part, view) for part in self.content.begin(x_BLW))
-            h = h.unflatten(-1, (self.heads, -1))
-        for i, hop in enumerate(self.config.distances):
-            if self.grid is None:
-                beside, last = self._in_line(h, view, hop, None if state is None else state[i])
-                kept.append(last)
-            else:
-                beside = self._in_grid(h, hop)
-            if taps is None:
-                h = only_real(self.steps[0 if self.config.shared else i](beside), view)
-            else:  # at padding it takes nothing
-                h = mixed(taps[:, :, i], beside)
-        if self.content is not None:
-            h = self.content.end(h.flatten(-2), x_BLW)
+            h, kept = self._by_content(self.content, x_BLW, view, *before)
         heads = h.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return self.wrappers(heads).transpose(1, 2).flatten(-2), tuple(kept)
 
-    def _in_line(
-        self, h: Tensor, view: View, hop: int, state: Tensor | None
-    ) -> tuple[list[Tensor], Tensor]:
-        """What stands to the left, h itself and what stands to the right, if that may be seen; and the
-        last `hop` of h, for those that come."""
-        L, nothing = h.shape[1], h.new_zeros(h.shape[0], hop, *h.shape[2:])
-        before = nothing if state is None else state.view_as(nothing)
-        longer = torch.cat([before, h] if self.causal else [before, h, nothing], 1)
-        beside = [only_shown(longer[:, :L], view, hop), h]
-        if not self.causal:
-            beside.append(only_shown(longer[:, 2 * hop :], view, -hop))
-        return beside, longer[:, L : L + hop].reshape(len(h), hop, self.width)
+    def _iterated(
+        self, x_BLW: Tensor, view: View, before: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        h, L, kept = only_real(x_BLW, view), x_BLW.shape[1], []
+        for i, hop in enumerate(self.config.distances):
+            if self.grid is None:
+                longer = self._longer(h, before[i], hop)
+                kept.append(longer[:, L : L + hop])
+                beside = [only_shown(longer[:, :L], view, hop), h]
+                if not self.causal:
+                    beside.append(only_shown(longer[:, 2 * hop :], view, -hop))
+            else:
+                beside = self._in_grid(h, hop)
+            h = only_real(self.steps[0 if self.config.shared else i](beside), view)
+        return h, kept
 
-    def _in_grid(self, h: Tensor, hop: int) -> list[Tensor]:
+    def _by_content(
+        self, content: Content, x_BLW: Tensor, view: View, before: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        given, taken = content.begin(x_BLW)
+        given, kept = only_real(given, view), []
+        if self.grid is None:
+            reach, L = max(self.config.distances), x_BLW.shape[1]
+            longer = self._longer(given, before, reach)
+            kept = [longer[:, L : L + reach]]
+            heard = [
+                only_shown(longer[:, reach - hop : reach - hop + L], view, hop)
+                for hop in self.config.offsets(self.causal)
+            ]
+        else:
+            around = [self._in_grid(given, hop) for hop in self.config.distances]
+            heard = [given, *(h for hop in around for i, h in enumerate(hop) if 2 * i + 1 != len(hop))]
+        taps_NW = content.taps.to(given.dtype).view(len(heard), self.width)
+        parts = [tap * h for tap, h in zip(taps_NW, heard, strict=True)]
+        return content.out(taken * sum(parts[1:], parts[0])), kept
+
+    def _longer(self, h_BLW: Tensor, before: Tensor | None, reach: int) -> Tensor:
+        """h with what stands before it, or zeros, and if the right is heard zeros behind it."""
+        if before is None:
+            return F.pad(h_BLW, (0, 0, reach, 0 if self.causal else reach))
+        return torch.cat([before.view(len(h_BLW), reach, self.width), h_BLW], 1)
+
+    def _in_grid(self, h_BLW: Tensor, hop: int) -> list[Tensor]:
         """What stands at each place around, and zeros beyond the edges."""
         assert self.grid is not None
         rows, columns = self.grid
-        padding = (0, 0) * (h.ndim - 2) + (hop,) * 4
-        wider = F.pad(h.unflatten(1, self.grid), padding)
+        wider = F.pad(h_BLW.unflatten(1, self.grid), (0, 0, hop, hop, hop, hop))
         return [
             wider[:, (1 + r) * hop :, (1 + c) * hop :][:, :rows, :columns].flatten(1, 2)
             for r, c in self.around
@@ -185,51 +208,34 @@ class NeighborMixer(nn.Module):
         return x_BLW + self.config.noise * rms * torch.randn_like(x_BLW)
 
 
-def only_shown(moved_BL: Tensor, view: View, hop: int) -> Tensor:
+def only_shown(moved_BLW: Tensor, view: View, hop: int) -> Tensor:
     """What stands `hop` before each token, and zero where the view does not show it: there are zeros
     beyond the ends and at padding anyway."""
     if view.free and view.starts_BQ is None:
-        return moved_BL
-    return torch.where(_beside(view.shows(hop), moved_BL), moved_BL, 0.0)
+        return moved_BLW
+    return torch.where(view.shows(hop)[..., None], moved_BLW, 0.0)
 
 
-def only_real(h_BL: Tensor, view: View) -> Tensor:
+def only_real(h_BLW: Tensor, view: View) -> Tensor:
     """Zero at padding."""
     if view.real_BK is None:
-        return h_BL
-    return torch.where(_beside(view.at_queries(view.real_BK), h_BL), h_BL, 0.0)
-
-
-def _beside(shown_BL: Tensor, h_BL: Tensor) -> Tensor:
-    return shown_BL.reshape(*shown_BL.shape, *(1 for _ in h_BL.shape[2:]))
-
-
-def mixed(taps_BLHN: Tensor, neighbours_BLHD: list[Tensor]) -> Tensor:
-    """Σ_n p_n h_n, with one p for the channels of a head."""
-    parts = [p * h for p, h in zip(taps_BLHN.split(1, -1), neighbours_BLHD, strict=True)]
-    return sum(parts[1:], parts[0])
+        return h_BLW
+    return torch.where(view.at_queries(view.real_BK)[..., None], h_BLW, 0.0)
 
 
 class Content(nn.Module):
-    """What is mixed, what each token takes of its neighbours, and what becomes of it."""
+    """What each token gives and takes, the weights of the distances, and what becomes of it."""
 
-    def __init__(self, width: int, heads: int, iters: int, own: int, beside: int) -> None:
+    def __init__(self, width: int, distances: int) -> None:
         super().__init__()
-        self.shape, self.own = (iters, heads, beside), own
-        self.value = nn.Linear(width, width, bias=False)
-        self.gate = nn.Linear(width, width, bias=False)
-        self.taps = nn.Linear(width, math.prod(self.shape))
+        self.into = nn.Linear(width, 3 * width)  # b, v and c side by side
+        self.taps = nn.Parameter(torch.empty(distances * width))  # flat: it is no matrix
+        nn.init.normal_(self.taps, std=distances**-0.5)
         self.out = nn.Linear(width, width)
 
     def begin(self, x_BLW: Tensor) -> tuple[Tensor, Tensor]:
-        """h, and the taps (B, L, iterations, heads, neighbours)."""
-        logits = self.taps(x_BLW).unflatten(-1, self.shape)
-        stays = torch.linspace(0, SELF, self.shape[1], device=x_BLW.device, dtype=logits.dtype)
-        own = F.pad(stays[:, None], (self.own, self.shape[2] - self.own - 1))
-        return self.value(x_BLW), (logits + own).softmax(-1)
-
-    def end(self, h_BLW: Tensor, x_BLW: Tensor) -> Tensor:
-        return self.out(h_BLW * F.silu(self.gate(x_BLW)))
+        b, v, c = self.into(x_BLW).chunk(3, -1)
+        return b.sigmoid() * v, F.silu(c)
 
 
 class MLPStep(nn.Module):

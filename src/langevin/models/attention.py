@@ -282,8 +282,8 @@ class NeighborMixing(Mixing):
         super().__init__(mixer, mixer.width, mixer.causal)
 
     def state_size(self, length: int) -> int:
-        """The last `hop` inputs of every iteration, whatever the length."""
-        return self.width * sum(self.langevin.config.distances)
+        """The last inputs of every iteration, whatever the length."""
+        return self.width * sum(self.langevin.config.state_lengths)
 
     def mixed(
         self, x_BLW: Tensor, view: View, cache: Cache | None, rotation: Rotation | None, weights: bool

@@ -7,7 +7,6 @@ B batch, L tokens, K keys (cached ones included), W width. Who sees whom is one 
 of attention_mask (padding) and position_ids (packed documents, which start anew).
 """
 
-import math
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from langevin.errors import UsageError, WorkError
 from langevin.kernels.view import View, readable
 from langevin.mixers import build
 from langevin.mixers.mechanism import Mechanism, Scalars
-from langevin.models.attention import ROPE_BASE, Attention, Rotation, angles, planar, rotary, visible
+from langevin.models.attention import ROPE_BASE, Rotation, angles, planar, rotary, visible
 from langevin.models.cache import extent
 from langevin.models.config import LangevinConfig
 from langevin.models.ngrams import NGrams
@@ -152,11 +151,6 @@ class LangevinPreTrainedModel(PreTrainedModel):
             module.start()
         elif isinstance(module, Patches) and module.token is not None:
             init.zeros_(module.token)
-        elif isinstance(module, LangevinBlock):  # branches add up over 2 · depth residual additions
-            small = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
-            init.normal_(module.mlp.down.weight, mean=0.0, std=small)
-            if isinstance(module.attention, Attention):
-                init.normal_(module.attention.o_proj.weight, mean=0.0, std=small)
 
 
 class LangevinModel(LangevinPreTrainedModel):

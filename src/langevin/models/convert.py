@@ -173,7 +173,7 @@ def from_pretrained(name_or_path: str | os.PathLike[str], *, auto_class: Any = N
             "Leave attn_implementation out.",
         )
     reported = kwargs.pop("output_loading_info", False)
-    model, info = _load(building, where, config, kwargs)
+    model, info = loaded(building, where, config, kwargs)
     model.__class__ = cls
     problems = ["unexpected_keys"] if specs else []
     if specs or cls.__name__ == (config.architectures or [None])[0]:  # another class may have a new head
@@ -266,7 +266,7 @@ def _model_class(config: PreTrainedConfig, auto_class: Any, where: str) -> Any:
     return next((c for c in classes if c.__name__ == named), classes[0])
 
 
-def _load(cls: Any, where: str, config: PreTrainedConfig, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+def loaded(cls: Any, where: str, config: PreTrainedConfig, kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """The model, and which of its weights do not fit; no bar of progress goes between a command's lines."""
     kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
     try:

@@ -103,7 +103,7 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
 
         none    a token or the mask
         soft    a masked position reads   E[MASK] + W Σ_j p_j E[v_j]   (E is not trained by this)
-        hidden  every position reads      E[v] + W h,   h its last hidden state in the call before
+        hidden  a masked position reads   E[MASK] + W h / √width,  h its last hidden state a call before
         full    every position is K inputs   E[MASK] + a_j (E[v_j] - E[MASK]),   a_j = ln(V p_j) / ln V,
                 which share its place; all see all, and a learned readout makes one prediction of them.
                 At probability 1/V a candidate is a mask, at 1 it is its token
@@ -144,7 +144,7 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
         """Logits (B, L, V) over all tokens but the mask, or of so many last tokens; masked (B, L) says
         which tokens are hidden behind it. Tokens see each other and those of a cache. candidates and their
         probabilities are (B, L, K); those of a full state take the place of input_ids, those of a soft one
-        count where there is a mask. carried are the hidden states (B, L, W) of the call before."""
+        count where there is a mask, and so do carried, the hidden states (B, L, W) of the call before."""
         if masked is not None and input_ids is not None:
             input_ids = torch.where(masked, self.config.vocab_size - 1, input_ids)
         if self.config.candidates == "full":
@@ -162,7 +162,10 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
         return MaskedLMOutput(logits=logits, hidden_states=out.hidden_states, attentions=out.attentions)
 
     def _with_carried(self, ids_BL: Any, h_BLW: Tensor) -> Tensor:
-        return self.model.embed(ids_BL) + self.feedback(h_BLW.to(self.feedback.weight.dtype))
+        """A hidden state is as long as √W, and an embedding as a few units."""
+        h_BLW = torch.where((ids_BL == self.config.vocab_size - 1)[..., None], h_BLW, 0.0)
+        h_BLW = (h_BLW / math.sqrt(self.config.hidden_size)).to(self.feedback.weight.dtype)
+        return self.model.embed(ids_BL) + self.feedback(h_BLW)
 
     def _with_feedback(self, ids_BL: Any, candidates_BLK: Tensor, p_BLK: Any) -> Tensor:
         table = self.model.embed.weight.detach()

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from langevin.data.hub import data_root, reachable
-from langevin.errors import UsageError
+from langevin.errors import UsageError, WorkError
 
+_COUNT_FROM_PADDING = (
+    *("camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm"),
+    *("xlm-roberta", "xlm-roberta-xl"),
+)
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -83,8 +87,8 @@ def without_weights(name: str, spec: str) -> Any:
 
 
 def encoder(name: str, head: Any, mixers: str | list[str], settings: dict[str, Any]) -> Any:
-    """One of our models that see both sides under another head, which is new. The mixers may be others of
-    q, k and v."""
+    """A model that sees both sides under another head, which is new: one of ours, whose mixers may be
+    others of q, k and v, or for classes any that transformers has such a head for, converted."""
     import torch
 
     from langevin.models.config import LangevinConfig
@@ -92,6 +96,8 @@ def encoder(name: str, head: Any, mixers: str | list[str], settings: dict[str, A
 
     where = located(name)
     config, _ = read_config(where, {})
+    if not isinstance(config, LangevinConfig) and "id2label" in settings:
+        return _classifier(where, config, mixers, settings)
     if not isinstance(config, LangevinConfig) or config.causal:
         raise UsageError(
             f"{name} is no langevin model that sees both sides",
@@ -112,6 +118,29 @@ def encoder(name: str, head: Any, mixers: str | list[str], settings: dict[str, A
     return head.from_pretrained(where, config=config, dtype=torch.float32)
 
 
+def _classifier(where: str, config: Any, mixers: str | list[str], settings: dict[str, Any]) -> Any:
+    """A model of transformers with its own head for classes."""
+    from langevin.models.convert import class_of, convert, loaded
+
+    if settings["pooling"] != "mean":
+        raise UsageError(
+            f"{where} has a head of its own, which is not told how to pool", "Leave the pooling out."
+        )
+    cls, building, specs = class_of(config, "AutoModelForSequenceClassification", where)
+    for key in ("id2label", "label2id", "pad_token_id"):
+        setattr(config, key, settings[key])
+    model, info = loaded(building, where, config, {"dtype": "float32"})
+    model.__class__ = cls
+    missing = sorted(key for key in info["missing_keys"] if re.search(r"\.\d+\.", key))
+    if missing:
+        raise WorkError(
+            f"{where} has no weights for {len(missing)} parts of its layers, the first being {missing[0]}",
+            "Give a folder written by save_pretrained.",
+        )
+    own = {str(spec) for spec in specs} or {"softmax"}
+    return model if own == {str(mixers)} else convert(model, str(mixers))
+
+
 def own_mixer(name: str) -> str:
     """The spec by which a saved model mixes as it stands, or one a layer separated by semicolons; a plain
     transformers model mixes by softmax."""
@@ -124,11 +153,13 @@ def own_mixer(name: str) -> str:
 
 
 def trained_length(name: str) -> int:
-    """The longest text it was made for."""
+    """The longest text it was made for; encoders like RoBERTa count positions from behind the padding."""
     from langevin.models.convert import read_config
     from langevin.models.convert_modules import train_length
 
-    return train_length(read_config(located(name), {})[0])
+    config, _ = read_config(located(name), {})
+    counted = config.model_type in _COUNT_FROM_PADDING
+    return train_length(config) - (config.pad_token_id + 1 if counted else 0)
 
 
 def tokenizer_of(name: str) -> str:

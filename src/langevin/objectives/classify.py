@@ -34,10 +34,27 @@ def weighted_loss(
 
 
 def logits_of(model: Any, batch: Batch) -> Tensor:
-    """(B, C), not divided by a temperature."""
-    read = {name: batch[name] for name in ("input_ids", "attention_mask", "pixel_values") if name in batch}
-    logits: Tensor = model(**read, temperature=1.0).logits
+    """(B, C), not divided by a temperature, of which models of transformers know nothing."""
+    names = ("input_ids", "attention_mask", "pixel_values")
+    read: dict[str, Any] = {name: batch[name] for name in names if name in batch}
+    if _is_ours(getattr(model, "module", model)):
+        read["temperature"] = 1.0
+    logits: Tensor = model(**read).logits
     return logits
+
+
+def temperature_of(model: Any) -> float:
+    """By which logits are divided to be calibrated."""
+    return float(getattr(model.config, _temperature_in(model), 1.0))
+
+
+def _temperature_in(model: Any) -> str:
+    """The config's name for it: transformers takes a temperature of its models for that of generation."""
+    return "temperature" if _is_ours(model) else "fitted_temperature"
+
+
+def _is_ours(model: Any) -> bool:
+    return bool(model.config.model_type == "langevin")
 
 
 @register("classify")
@@ -98,4 +115,4 @@ class Classification(Objective):
         logits = torch.cat([logits_of(model, batch).cpu() for batch in held_out])
         labels = torch.cat([batch["labels"].cpu() for batch in held_out])
         model.train()
-        model.config.temperature = classes.fitted_temperature(logits, labels)
+        setattr(model.config, _temperature_in(model), classes.fitted_temperature(logits, labels))

@@ -11,7 +11,7 @@ the mask's end, never of what z_t hides, so the sum stays a bound of -ln p(x): a
 z_t, is one, too. Likelihood is measured with z_s = z_t: two passes over the same masks, without draws of
 its own, and so is the chain rule. (Soft-masked diffusion: arXiv 2510.17206)
 
-state='hidden'. The same, but what a position carries is its last hidden state in the call before: what a
+state='hidden'. The same, but an open position carries its last hidden state in the call before: what a
 prediction is made of, in place of its k likeliest tokens. (Loopholing: arXiv 2510.19304)
 
 state='full'. Every position is k candidates, all of which attend to all. Noise n(t) is the schedule's.

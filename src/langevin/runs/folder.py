@@ -76,7 +76,7 @@ def add_session(folder: Path, session: dict[str, Any]) -> None:
 
 def check_data(folder: Path, manifest: dict[str, Any], name: str) -> None:
     """Raise unless these data, called so, are what the run was trained on, by their hashes."""
-    from langevin.data import same_data
+    from langevin.data.corpus import same_data
 
     before = sessions(folder)
     if not before:

@@ -193,19 +193,13 @@ def read_model(folder: Path, config: TrainConfig) -> Any:
     """The model of a run as it was saved: of exactly the settings of the run, with every weight in its
     place and finite. Nothing but safetensors is read, and no code but ours and transformers' is run."""
     import torch
-    from transformers.utils import logging
 
     from langevin.models.convert import from_pretrained
 
     described = files.read_json(folder / "config.json", {"model_type": str}, AGAIN)
     if config.init is None:
         _refuse_other_settings(folder, described, config)
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)  # what is wrong is told in a line
-    try:
-        model = from_pretrained(folder, dtype=torch.float32)
-    finally:
-        logging.set_verbosity(verbosity)
+    model = from_pretrained(folder, dtype=torch.float32)
     _refuse_not_finite(folder, dict(model.named_parameters()))
     return model.eval()
 

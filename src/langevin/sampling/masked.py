@@ -4,10 +4,10 @@ A text starts as a canvas of the length that the model was trained with: what is
 call of the network predicts all open positions, and a step then takes two draws: who is committed, and
 what. `langevin.sampling.orders` has the orders, and how committed positions may be opened again.
 
-Ancestral steps, first-hitting and spread (with a call for each token, at temperature 1) sample from the
-model; the other orders look for its modes. With fewer steps than tokens a call commits several, each drawn
-as if it were alone. Where a step changes nothing, the prediction stands and the network is not called
-again. The mask has no logit.
+Ancestral steps and first-hitting (with a call for each token, at temperature 1) sample from the model; the
+other orders look for its modes. With fewer steps than tokens a call commits several, each drawn as if it
+were alone. Where a step changes nothing, the prediction stands and the network is not called again. The
+mask has no logit.
 
 A model of blocks writes one block after another in this way; a finished block is read once more, and its
 keys and values stay in a cache. On a GPU a call of the network is replayed as one CUDA graph.
@@ -34,7 +34,7 @@ from langevin.models.cache import step_back
 from langevin.objectives.masked import two_parts
 from langevin.sampling.ar import WARM, drawn, refuse_too_long, warpers
 from langevin.sampling.canvas import GAP, Canvas, begun, ended
-from langevin.sampling.orders import Order, Remask, certainty, looped, remasking, uniform
+from langevin.sampling.orders import Order, Remask, best_of_each, certainty, looped, remasking, uniform
 from langevin.sampling.text import Request, Sampling, Step, Text
 from langevin.training.graphs import Replayed
 
@@ -373,21 +373,20 @@ class Denoising:
             return open_BN & (who_BN < commits_B1), committed_BN & (who_BN < opens)
         if order == "ancestral":
             return open_BN & (who_BN >= self.share(then_B1)), none_BN
-        if order == "spread":
-            turn_BN = (self.asked_BL[:, here].cumsum(-1) - 1) % self.steps_B[:, None]
-            score_BN = torch.where(open_BN, uniform(self.seed_B, turn_BN, 0), -1.0)
-            return open_BN & (score_BN == score_BN.amax(-1, keepdim=True)), none_BN
         score_BN = who_BN
         if order != "first-hitting":
             assert self.logits_BLV is not None
             score_BN = torch.zeros_like(who_BN)
             score_BN[open_BN] = certainty(self.logits_BLV[open_BN], order).double()
         score_BN = torch.where(open_BN, score_BN, -torch.inf)
-        rank_BN = score_BN.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+        group_BN = torch.zeros_like(open_BN, dtype=torch.long)
+        if order != "threshold":
+            number_BN = self.asked_BL[:, here].cumsum(-1) - 1
+            group_BN = (number_BN // self.steps_B[:, None]).clamp_min(0)
+        chosen_BN = best_of_each(score_BN, group_BN)
         if order == "threshold":
-            return open_BN & ((score_BN > sampling.threshold) | (rank_BN == 0)), none_BN
-        left_B = (self.first_B * then_B1[:, 0] + 1e-9).long()
-        return open_BN & (rank_BN < (open_BN.sum(-1) - left_B).clamp_min(1)[:, None]), none_BN
+            chosen_BN |= score_BN > sampling.threshold
+        return open_BN & chosen_BN, none_BN
 
     def _commit(self, chosen_BN: Tensor) -> None:
         """Draw tokens for some positions."""

@@ -2,13 +2,13 @@
 
     ancestral       each open position with probability 1 - m(s)/m(t), from time t to s: the process itself
     first-hitting   the same in continuous time, which is: positions in random order, one a call
-    spread          random, too, but those of one step are as far apart as they can be: every R-th position
-                    with R steps. What is drawn in one step is drawn as if it were alone, and distant words
-                    depend on each other the least
     confidence      where the likeliest token has the largest probability
     margin          where it is furthest ahead of the second
     entropy         where the prediction has the least entropy
     threshold       wherever the likeliest token has more than a given probability, or the best place
+
+What is drawn in one step is drawn as if it were alone, and neighbours depend on each other the most. So
+with R steps every order but the first and last commits the best place of each R neighbours in a step.
 
 Ancestral steps may also open what was committed, each position with probability σ, and then commit so much
 more that as many are open as before: the masked share m(t) stays what it is for any σ up to
@@ -32,16 +32,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Order = Literal["spread", "ancestral", "first-hitting", "confidence", "margin", "entropy", "threshold"]
+Order = Literal["ancestral", "first-hitting", "confidence", "margin", "entropy", "threshold"]
 Remask = Literal["none", "cap", "rescale", "conf", "loop"]
 
 LOOP_FROM, LOOP_TO, LOOP_TIME = 0.55, 0.05, 0.1
 
 
-def uniform(seed_B: Tensor, place: Tensor, counter: int) -> Tensor:
-    """(B, N), in [0, 1): a function of a text's seed, the position (N or B, N) and a counter alone
-    (splitmix64)."""
-    bits = _mixed(_mixed(seed_B)[:, None] + (counter << 32) + place)
+def uniform(seed_B: Tensor, place_N: Tensor, counter: int) -> Tensor:
+    """(B, N), in [0, 1): a function of a text's seed, the position and a counter alone (splitmix64)."""
+    bits = _mixed(_mixed(seed_B)[:, None] + (counter << 32) + place_N)
     return _shifted(bits, 11).double() * 2.0**-53
 
 
@@ -65,6 +64,13 @@ def certainty(logits_RV: Tensor, order: Order) -> Tensor:
         best = p_RV.topk(2, dim=-1).values
         return best[:, 0] - best[:, 1]
     return p_RV.amax(-1)
+
+
+def best_of_each(score_BN: Tensor, group_BN: Tensor) -> Tensor:
+    """The place with the largest score in each group, the first of equal ones."""
+    rank_BN = score_BN.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+    first_BN = torch.full_like(rank_BN, rank_BN.shape[1]).scatter_reduce(1, group_BN, rank_BN, "amin")
+    return rank_BN == first_BN.gather(1, group_BN)
 
 
 def looped(t: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from langevin.errors import UsageError, unknown
-from langevin.evaluation.quality import TEMPERATURES
+from langevin.evaluation.quality import OF_SETS, TEMPERATURES
 from langevin.settings import TrainConfig, parse_yaml
 from langevin.studies import plan
 from langevin.studies.plan import Claim, Plan
@@ -74,9 +74,13 @@ class Scale:
     settings: dict[str, Any] = field(default_factory=dict)
     parts: tuple[Part, ...] = (Part(),)
     arms: tuple[str, ...] = ()
-    """Instead of the recipe's own."""
+    metrics: tuple[str, ...] = ()
+    """Both instead of the recipe's own."""
     test_tokens: int = 65_536
+    judge: str = ""
     samples: int = 1024
+    temperatures: tuple[float, ...] = TEMPERATURES
+    sampling: dict[str, Any] = field(default_factory=dict)
     trial_tokens: int | None = None
     benches: Benches | None = None
 
@@ -95,9 +99,6 @@ class Recipe:
     metrics: tuple[str, ...] = ()
     primary: str = "nll"
     along: bool = False
-    judge: str = ""
-    temperatures: tuple[float, ...] = TEMPERATURES
-    sampling: dict[str, Any] = field(default_factory=dict)
     margin: float | None = None
     tune: Literal["lr"] | None = None
     trials: int = 5
@@ -126,13 +127,16 @@ class Recipe:
         )
         own = {"parts": parts, "seeds": seeds or chosen.seeds, "notes": self.differs}
         own["claims"] = tuple(claim for part in chosen.parts for claim in self._claims(part, chosen))
-        return Plan(**{**_of_plans(self), **_of_plans(chosen), **own})
+        scaled = {name: value for name, value in _of_plans(chosen).items() if value}
+        return Plan(**{**_of_plans(self), **scaled, **own})
 
     def _claims(self, part: Part, chosen: Scale) -> list[Claim]:
         """The claims of a part; one about a trend belongs to the last, where there are several."""
         found = []
         for claim in self.claims:
             if claim.at == "trend" and (len(chosen.parts) < 2 or part is not chosen.parts[-1]):
+                continue
+            if claim.metric in OF_SETS and not chosen.judge:
                 continue
             words: Any = {key: part.filled(getattr(claim, key)) for key in ("claim", "published", "arm")}
             found.append(replace(claim, part="" if claim.at == "trend" else part.name, **words))

@@ -71,11 +71,11 @@ class Labelled(Task):
 
         from langevin.evaluation import classes
         from langevin.evaluation.attention import learned_scalars
-        from langevin.objectives.classify import logits_of
+        from langevin.objectives.classify import logits_of, temperature_of
 
         refuse_training_split(split)
         texts = data or self.prepare(run.config)
-        rows, temperature = some_rows(texts, split, limit), float(model.config.temperature)
+        rows, temperature = some_rows(texts, split, limit), temperature_of(model)
         model = model.to(device).eval()
         found, order = [], []
         with torch.no_grad():
