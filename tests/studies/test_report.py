@@ -16,7 +16,7 @@ from example_results import study
 
 from langevin import figures
 from langevin.evaluation.rows import Row
-from langevin.studies.report import render, study_page, write_report
+from langevin.studies.report import charts, render, study_page, write_report
 from langevin.studies.report.page import COLOURS, SYMBOLS, Column, Page, Part, Section, Table
 from langevin.studies.results import Contrast, Key, RunResult, contrasts
 
@@ -221,6 +221,14 @@ def test_grids_are_drawn_as_lines_over_one_coordinate_and_heatmaps_over_two():
         f"{arm}: needle by depth and length" for arm in ("softmax", "ssmax", "heat(t='head')")
     ] + ["Test loss by length"]
     assert "nothing here is judged" in section.note
+
+
+def test_grids_of_all_arms_can_stand_in_one_picture():
+    results = study(arms=3, grid=True)
+    (drawn,) = charts.grids(results, results.parts[0], ("needle", "length"), together=True)
+    names = [axes.get_title(loc="left") for axes in drawn.figure.axes[:3]]
+    assert names == [f"{arm}\ndepth" for arm in ("softmax", "ssmax", "heat(t='head')")]
+    assert len(drawn.figure.axes) == 4  # and one bar of colours
 
 
 def test_matched_loss_comes_with_the_caveat_of_the_schedule(full):

@@ -290,8 +290,8 @@ def _over_two(
     for arm, values in found.items():
         rows, columns = (_in_order({place[i]: 0 for place in values}) for i in (0, 1))
         means = [[_mean(values[row, column]) for column in columns] for row in rows]
-        names = [[plainly(place) for place in places] for places in (rows, columns)]
-        drawn[arm] = Grid(means, *names, arm if together else "")
+        down, along = ([plainly(place) for place in places] for places in (rows, columns))
+        drawn[arm] = Grid(means, down, along, arm if together else "")
     y, x = (with_unit(axis, UNITS.get(axis, "")) for axis in axes)
     made = []
     for arms in [list(drawn)] if together else [[arm] for arm in drawn]:
