@@ -248,13 +248,14 @@ def scalars(arms: Sequence[Heads], label: str) -> Figure:
             color=colour,
             ms=4,
             alpha=0.75,
+            label=arm.name,
         )
         own = sorted({layer for layer, _ in arm.values})
         means = [fmean(value for at, value in arm.values if at == layer) for layer in own]
-        axes.plot([layer + shift for layer in own], means, color=colour, linewidth=1.2, label=arm.name)
+        axes.plot([layer + shift for layer in own], means, color=colour, linewidth=1.2)
     layers = [layer for arm in arms for layer, _ in arm.values]
     axes.set_xlim(min(layers) - 0.5, max(layers) + 0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
     return figure
 
 

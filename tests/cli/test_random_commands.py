@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import random
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from langevin import cli
 from langevin.cli.main import COMMANDS
 from langevin.cli.main import command as known_command
-from langevin.cli.runs import GROUPS
+from langevin.cli.runs import GROUPS, Picture
 from langevin.runs import train
 from training.small_run import small
 
@@ -108,7 +109,7 @@ def command(draw: random.Random, run: Path, text: Path, out: Path) -> list[str]:
     first = {
         "evaluate": [str(run)],
         "generate": [str(run)],
-        "plot": [draw.choice(["curves", "reliability", "attention", "times", "x"]), str(run)],
+        "plot": [draw.choice([*get_args(Picture), "x"]), str(run)],
         "report": [str(run)],
         "compare": ["softmax", draw.choice(ARMS)],
         "convert": [draw.choice(["nosuch", str(run / "model"), "a/b/c"]), draw.choice(["ssmax", "x"])],

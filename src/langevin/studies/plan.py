@@ -34,7 +34,7 @@ TUNING_SEED = 1000  # of the learning-rate trials: no run that is judged has it
 LONGEST_NAME = 80  # of a folder
 WRITTEN = (  # into the folder of a study, beside those of the arms
     *("report.html", "results.json", "results.csv", "summary.csv", "table.tex", "costs.json", "untouched"),
-    FILE,
+    *("figures", FILE),
 )
 FIXED = ("seed", "task", "data", "tokenizer", "minutes", "device")  # what arms cannot differ in
 NAMED = re.compile(r"""\s*("(?P<quoted>[^"]*)"|(?P<plain>[^"'(=]*))\s*=(?P<spec>.*)""", re.DOTALL)  # an arm
