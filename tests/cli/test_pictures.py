@@ -14,7 +14,7 @@ import langevin
 from langevin import cli, figures
 from langevin.cli import pictures
 
-NEEDLE = "--task needle --layers 2 --width 16 --heads 2 --context 16 --needles 2 --steps 2 --samples 4"
+NEEDLE = "--task needle --layers 2 --width 16 --heads 2 --context 16 --needles 2 --steps 2 --rows 4"
 NEEDLE += " --lengths 16,32 --depths 0,0.5,1 --device cpu"
 MIXERS = {"sima": "neighbor(iters=1); sima", "sigmoid": "neighbor(iters=1); sigmoid"}
 

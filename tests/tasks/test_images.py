@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ def test_a_mixed_image_is_learned_as_both_in_their_shares() -> None:
     share = torch.tensor([1.0, 0.25, 0.5, 0.0])
 
     class Model:
-        training = True
+        training, config = True, SimpleNamespace(model_type="langevin")
 
         def __call__(self, **_: Any) -> Any:
             return type("Out", (), {"logits": logits})

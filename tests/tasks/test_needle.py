@@ -62,7 +62,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("filler", ["noise", "text"])
 def test_an_oracle_finds_all_of_them_and_every_cell_counts_what_it_says(filler: str, text: str) -> None:
-    task = TASKS.parse("needle(samples=30, lengths='32,50,256', depths='0,0.3,1', at=50)")
+    task = TASKS.parse("needle(rows=30, lengths='32,50,256', depths='0,0.3,1', at=50)")
     filler = "noise" if filler == "noise" else text
     config = TrainConfig(**{**SMALL, "task": "needle", "data": filler, "tokenizer": "bytes"})
     data = task.prepare(config)
@@ -81,7 +81,7 @@ def test_an_oracle_finds_all_of_them_and_every_cell_counts_what_it_says(filler: 
 
 def test_an_oracle_recalls_every_key_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("langevin.evaluation.cost.state_bytes", lambda model, length: 512)
-    task = TASKS.parse("needle(form='mqar', needles=8, samples=20, lengths='32,64')")
+    task = TASKS.parse("needle(form='mqar', needles=8, rows=20, lengths='32,64')")
     config = TrainConfig(**{**SMALL, "task": "needle"})
     rows, _ = measured(task, config, Oracle(48))
     assert {key: row.value for key, row in rows.items()} == {
@@ -97,7 +97,7 @@ def test_an_oracle_recalls_every_key_of_many(monkeypatch: pytest.MonkeyPatch) ->
 def test_it_learns_in_seconds_and_holds_at_eight_times_the_length(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = "--width 32 --context 32 --needles 2 --keys 4 --values 4 --words 4 --samples 20 --steps 200"
+    flags = "--width 32 --context 32 --needles 2 --keys 4 --values 4 --words 4 --rows 20 --steps 200"
     out = tmp_path / "run"
     assert (
         cli.main(["train", "--task", "needle", *flags.split(), "--device", "cpu", "--out", str(out)]) == 0
@@ -171,7 +171,7 @@ def test_any_model_that_reads_text_is_tried_with_needles_in_words(
     run, _ = langevin.train(lm, tmp_path / "lm", quiet=True)
     where = str(run.path / "model")
     command = ["evaluate", where, "--device", "cpu", "--data", text, "--task"]
-    assert cli.main([*command, "needle(needles=2, samples=3, lengths='160', depths='0,1')", "--json"]) == 0
+    assert cli.main([*command, "needle(needles=2, rows=3, lengths='160', depths='0,1')", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     cells = [row for row in told["rows"] if "depth" in row["at"]]
     assert [(row["at"]["length"], row["at"]["depth"], row["n"]) for row in cells] == [
@@ -207,3 +207,13 @@ def test_needles_in_words_stand_where_they_should_and_nowhere_else(text: str) ->
         assert hay[0] == int(depth * sum(hay))
         assert len(others) == 2
         assert all(read.count(other) == 1 for other in others)
+
+
+def test_a_comparison_has_the_flags_of_the_task_and_the_mixers_of_its_arms(tmp_path: Path) -> None:
+    arms = [f"neighbor(iters=1); {mixer}" for mixer in ("softmax", "ssmax")]
+    size = "--rows 5 --lengths 64 --width 16 --heads 2 --steps 2 --seeds 0 --workers 0 --quiet"
+    assert (
+        cli.main(["compare", *arms, "--task", "needle", *size.split(), "--out", str(tmp_path / "c")]) == 0
+    )
+    found = json.loads((tmp_path / "c" / "results.json").read_text())
+    assert [arm["settings"]["mixer"] for arm in found["parts"][0]["arms"]] == arms

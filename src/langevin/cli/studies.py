@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from langevin.cli.runs import WithSettings, read_temperatures
 from langevin.cli.tables import console_for, interval, table_of
 from langevin.errors import UsageError
 from langevin.settings import TrainConfig, check_count, read_seeds
+from langevin.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,10 @@ class Compare(WithSettings):
         return plan.parts[0].config, {**options, "arms": plan.parts[0].arms, "config": file}
 
     def __call__(self) -> int:
-        settings, default = self.settings, TrainConfig()
+        settings = self.settings
+        usual = {**asdict(TrainConfig()), **TASKS.parse(settings.task).usual}
         for name in ("mixer", "seed"):
-            if getattr(settings, name) != getattr(default, name):
+            if getattr(settings, name) != usual[name]:
                 raise UsageError(
                     f"--{name} does not fit compare, which sets it for every run",
                     "Name the mixers as arms and give --seeds: langevin compare softmax ssmax --seeds 0-6.",

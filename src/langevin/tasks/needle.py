@@ -31,7 +31,7 @@ class Needle(Task):
     1."""
     depths: str = "0,0.25,0.5,0.75,1"
     """Where the needle stands: 0 first, 1 last."""
-    samples: int = 500
+    rows: int = 500
     """Rows at every length and depth."""
     at: int | None = None
     """The length that verdicts are about; default: the longest."""
@@ -57,7 +57,7 @@ class Needle(Task):
     }
 
     def __post_init__(self) -> None:
-        for name in ("needles", "keys", "values", "words", "samples"):
+        for name in ("needles", "keys", "values", "words", "rows"):
             if getattr(self, name) < 1:
                 raise UsageError(f"needle({name}={getattr(self, name)}) must be 1 or more")
         if self.needles > min(self.keys, self.values):
@@ -152,7 +152,7 @@ class Needle(Task):
         limit: int | None = None,
         data: Any = None,
     ) -> tuple[list[Row], dict[str, Any]]:
-        """Every cell has `samples` rows, the same for every model."""
+        """Every cell has `rows` rows, the same for every model."""
         import numpy as np
         import torch
 
@@ -165,12 +165,12 @@ class Needle(Task):
         at, model = self.at or lengths[-1], model.to(device).eval()
 
         def tried(length: int, depth: float) -> tuple[np.ndarray, np.ndarray]:
-            """(samples, answers of a row): right, and another key's."""
+            """(rows, answers of a row): right, and another key's."""
             draw = Draw(1 + (split == "test"), length, round(1e6 * depth))
-            rows = self.trial(data, draw, split, self.samples, length, depth)
+            rows = self.trial(data, draw, split, self.rows, length, depth)
             tokens, scored = (torch.from_numpy(rows[name]) for name in ("tokens", "scored"))
             at_once = max(1, batch * run.config.context // length)
-            said = likeliest(model, tokens, scored, at_once, device).reshape(self.samples, -1)
+            said = likeliest(model, tokens, scored, at_once, device).reshape(self.rows, -1)
             right = said == tokens[scored].reshape(said.shape)
             there = (tokens[:, None, :] == said[:, :, None]).any(-1) & (
                 said >= data.vocab_size - self.values
@@ -179,7 +179,7 @@ class Needle(Task):
 
         details: dict[str, Any] = {
             "context": run.config.context,
-            "rows of a cell": self.samples,
+            "rows of a cell": self.rows,
             "guessing": {"any value": 1 / self.values, "a value of the row": 1 / self.needles},
             "learned": [vars(row) for row in learned_scalars(model)],
         }
@@ -195,10 +195,10 @@ class Needle(Task):
 
         # Answers of a row are not independent: intervals count rows.
         found = {n: tried(n, 0.0)[0].mean(1) for n in lengths}
-        share = {n: wilson(float(x.sum()), self.samples) for n, x in found.items()}
-        rows = [Row.of("accuracy", share[at], "exact", self.samples)]
-        rows += [Row.of("accuracy", share[n], "exact", self.samples, {"length": n}) for n in lengths]
-        rows.append(Row.of("accuracy", share[at], "exact", self.samples, {"state": state_bytes(model, at)}))
+        share = {n: wilson(float(x.sum()), self.rows) for n, x in found.items()}
+        rows = [Row.of("accuracy", share[at], "exact", self.rows)]
+        rows += [Row.of("accuracy", share[n], "exact", self.rows, {"length": n}) for n in lengths]
+        rows.append(Row.of("accuracy", share[at], "exact", self.rows, {"state": state_bytes(model, at)}))
         return rows, {**details, "examples": found[at].tolist()}
 
     def try_saved(
@@ -211,7 +211,7 @@ class Needle(Task):
         if self.form != "needle":
             raise UsageError("recall of many keys is for models trained on it", "Leave form out.")
         corpus = prepare(data, tokenizer=tokenizer.name_or_path, progress=False)
-        words = InWords(model.to(device).eval(), tokenizer, corpus, self.needles, self.samples)
+        words = InWords(model.to(device).eval(), tokenizer, corpus, self.needles, self.rows)
         made_for = refuse_beyond_positions(model, 0)
         made_for = made_for or int(getattr(model.config, "max_position_embeddings", None) or IN_WORDS[-1])
         lengths = sorted({int(n) for n in read_numbers(self.lengths, "lengths")})
@@ -229,4 +229,4 @@ class Needle(Task):
             self.tried_depths,
             at,
         )
-        return rows, {"rows of a cell": self.samples, "guessing": {"a number of the row": 1 / self.needles}}
+        return rows, {"rows of a cell": self.rows, "guessing": {"a number of the row": 1 / self.needles}}
