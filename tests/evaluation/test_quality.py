@@ -241,8 +241,8 @@ def test_so_many_texts_are_written_at_once_as_their_logits_leave_room_for(
 ) -> None:
     run: Any = SimpleNamespace(config=SimpleNamespace(context=256))
     run.model = SimpleNamespace(config=SimpleNamespace(vocab_size=vocabulary))
-    assert quality._at_once(run, "cuda:1") == texts
-    assert 1 <= quality._at_once(run, "cpu") < texts + 1
+    assert quality.at_once(run, "cuda:1") == texts
+    assert 1 <= quality.at_once(run, "cpu") < texts + 1
 
 
 def test_the_frontier_is_full_for_like_sets_and_empty_for_sets_apart() -> None:

@@ -95,6 +95,8 @@ def fetch(name: str, texts: HubTexts | None, folder: Path, looked_for: str, here
         )
     try:
         _fetch(texts, folder)
+    except UsageError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"{missing}, and fetching {texts.repository} from the Hub failed: {one_line(error)}",

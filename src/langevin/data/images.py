@@ -129,7 +129,7 @@ def _cifar_files() -> dict[str, list[Path]]:
         wanted = (root or Path("$LANGEVIN_DATA")) / "cifar-10" / "cifar-10-batches-bin" / "test_batch.bin"
         folder = cache_root() / "sources" / "cifar-10"
         fetch("cifar-10", CIFAR_HUB, folder, f"{wanted}{'' if root else ' (LANGEVIN_DATA is not set)'}")
-    if (folder / CIFAR_FILES["train"][1]).is_file():
+    if any((folder / file).is_file() for file in CIFAR_FILES["train"][1:]):
         groups = {split: [folder / file for file in some] for split, some in CIFAR_FILES.items()}
     else:  # as it comes from the Hub
         groups = {split: [folder / some[0]] for split, some in CIFAR_FILES.items()}

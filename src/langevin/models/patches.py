@@ -49,7 +49,7 @@ class Patches(nn.Module):
         config, dtype = self.config, next(self.parameters()).dtype
         channels = zip(pixels_B3HW.to(dtype).unbind(1), config.image_mean, config.image_std, strict=True)
         x_BCHW = self.stem(torch.stack([(x - mean) / std for x, mean, std in channels], 1))
-        x_BLC = x_BCHW.flatten(2).mT
+        x_BLC = x_BCHW.flatten(2).mT.to(dtype)  # as embeddings are, whatever autocast makes of the stem
         if self.places is not None:
             x_BLC = x_BLC + self.places.weight
         elif config.positions == "sinusoidal":

@@ -49,7 +49,7 @@ class Images(Labelled):
         from langevin.data.images import SIZES, USUAL_SIZE
 
         size = self.size or SIZES.get(config.data, USUAL_SIZE)
-        return size, self.patch or max(2, 1 << (size // SIDE).bit_length() - 1)
+        return size, self.patch or max(2, 1 << max(1, size // SIDE).bit_length() - 1)
 
     def context(self, config: TrainConfig) -> int:
         size, patch = self.shape(config)

@@ -1,5 +1,6 @@
 """Length generalisation: trained at one context, how well is longer text predicted?"""
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -142,6 +143,9 @@ def read_lengths(
 
 def read_numbers(text: str, what: str) -> list[float]:
     try:
-        return [float(word) for word in text.split(",")] if text.strip() else []
+        found = [float(word) for word in text.split(",")] if text.strip() else []
+        if all(map(math.isfinite, found)):
+            return found
+        raise ValueError
     except ValueError:
         raise UsageError(f"{text!r} names no {what}", "Write numbers with commas: 128,256.") from None

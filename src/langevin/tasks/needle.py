@@ -109,7 +109,7 @@ class Needle(Task):
     def batch(self, data: Any, config: TrainConfig, step: int) -> dict[str, Any]:
         from langevin.data.synthetic import needle
 
-        draw, shape = needle.Draw(config.seed, step), (config.batch, config.context, self.needles)
+        draw, shape = needle.Draw(1, config.seed, step), (config.batch, config.context, self.needles)
         if self.form == "mqar":
             places, which = needle.queried(draw, *shape)
             which = which % needle.easy_and_hard(draw, config.batch, self.needles)
@@ -122,7 +122,7 @@ class Needle(Task):
 
         rows = max(1, config.eval_tokens // config.context)
         sizes = [min(config.batch, rows - i) for i in range(0, rows, config.batch)]
-        return [self.trial(data, Draw(0, i), "valid", size, config.context) for i, size in enumerate(sizes)]
+        return [self.trial(data, Draw(2, i), "valid", size, config.context) for i, size in enumerate(sizes)]
 
     def trial(
         self, data: Any, draw: Any, split: str, rows: int, length: int, depth: float | None = None
@@ -166,7 +166,7 @@ class Needle(Task):
 
         def tried(length: int, depth: float) -> tuple[np.ndarray, np.ndarray]:
             """(rows, answers of a row): right, and another key's."""
-            draw = Draw(1 + (split == "test"), length, round(1e6 * depth))
+            draw = Draw(3 + (split == "test"), length, round(1e6 * depth))
             rows = self.trial(data, draw, split, self.rows, length, depth)
             tokens, scored = (torch.from_numpy(rows[name]) for name in ("tokens", "scored"))
             at_once = max(1, batch * run.config.context // length)

@@ -58,8 +58,9 @@ class Haystack:
     def manifest(self) -> dict[str, Any]:
         if self.corpus is not None:
             return dict(self.corpus.manifest)
-        layout = recurring(Draw(0), 8, 64, min(4, self.keys))
-        some = self.rows(Draw(0), "train", layout, min(4, self.keys))["tokens"].tobytes()
+        few = min(4, self.keys, self.values)
+        layout = recurring(Draw(0), 8, 64, few)
+        some = self.rows(Draw(0), "train", layout, few)["tokens"].tobytes()
         facts = {"sha256": hashlib.sha256(some).hexdigest()}  # another one for another generator
         return {"name": "noise", "splits": dict.fromkeys(SPLITS, facts)}
 
