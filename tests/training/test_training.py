@@ -175,7 +175,7 @@ def test_train_evaluate_generate_and_plot_as_a_user_would(
         (["train", "--seeds", "x"], "names no seeds"),
         (["evaluate", "nowhere"], "is not a run folder"),
         (["generate", "nowhere"], "is not a run folder"),
-        (["plot", "curves"], "no run folder came"),
+        (["plot", "curves"], "no folder came"),
         (["plot", "curves", "nowhere"], "is not a run folder"),
     ],
 )
