@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForImageClassification
 
 from langevin.errors import UsageError
@@ -14,6 +15,7 @@ from langevin.kernels.view import View
 from langevin.mixers import build
 from langevin.models.attention import apply_rotary, planar
 from langevin.models.config import LangevinConfig
+from langevin.models.cost import flops_of
 from langevin.models.heads import LangevinForImageClassification
 from langevin.models.patches import Patches
 from langevin.training.optim import groups
@@ -100,6 +102,18 @@ def test_linear_neighbours_are_diffusion_on_a_lattice() -> None:
     around = [padded[:-2, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:], padded[2:, 1:-1]]
     expected = 0.5 * h + 0.5 * sum(tap(part) for part in around)
     assert torch.allclose(mixer(x, View.of(9, 9, causal=False))[0].view(3, 3, 4), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("mixer", ["neighbor(kind='linear')", "neighbor", "neighbor(kind='content')"])
+@pytest.mark.parametrize("stem", ["convolutions", "patches"])
+def test_flops_are_those_that_torch_counts(mixer: str, stem: str) -> None:
+    model = LangevinForImageClassification(
+        config(mixer=mixer, stem=stem, patch_size=4, num_labels=2)
+    ).eval()
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 3, 8, 8))
+    tokens = 4
+    assert flops_of(model, tokens) / 3 * tokens == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
 def test_muon_leaves_the_stem_alone() -> None:

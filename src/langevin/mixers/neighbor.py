@@ -263,5 +263,6 @@ class LinearStep(nn.Module):
         self.tap = nn.Linear(width, width)
 
     def forward(self, beside: list[Tensor]) -> Tensor:
-        others = [self.tap(x) for i, x in enumerate(beside) if i != self.own]
-        return self.alpha * beside[self.own] + (1 - self.alpha) * sum(others[1:], others[0])
+        others = [x for i, x in enumerate(beside) if i != self.own]
+        u = self.tap(sum(others[1:], others[0])) + (len(others) - 1) * self.tap.bias
+        return self.alpha * beside[self.own] + (1 - self.alpha) * u

@@ -1,5 +1,6 @@
 """What a model costs before it runs: FLOPs by its shape, utilisation by what the device could do."""
 
+import math
 import re
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import nn
 from langevin.mixers.neighbor import NeighborMixer
 from langevin.models.attention import QKV
 from langevin.models.ngrams import NGrams
+from langevin.models.patches import Patches
 
 # Dense bfloat16 FLOP/s that vendors state, by a part of the device's name; the first that fits counts.
 PEAKS = {
@@ -27,11 +29,11 @@ PEAKS = {
 def flops_of(model: Any, context: int, block: int | None = None) -> float:
     """Training FLOPs a token, forward and backward.
 
-    6 for each parameter that a token is multiplied with (all matrices, the output head among them, tables
-    that are only looked up not), and for each attention module: 6 · width · context where it is causal and
-    sees half the context on average; 12 · width · head width for a recurrent mixer; nothing for an
-    attention-free one, whose work is in its matrices. With blocks, every token is read twice and predicted
-    once, and sees its block and those before it.
+    6 for each parameter that a token is multiplied with (all matrices, the output head among them, its
+    share of an image's convolutions, tables that are only looked up not), and for each attention module:
+    6 · width · context where it is causal and sees half the context on average; 12 · width · head width for
+    a recurrent mixer; nothing for an attention-free one, whose work is in its matrices. With blocks, every
+    token is read twice and predicted once, and sees its block and those before it.
     """
     looked_up = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
     output = model.get_output_embeddings()  # none in a classifier
@@ -43,6 +45,8 @@ def flops_of(model: Any, context: int, block: int | None = None) -> float:
         if isinstance(module, NeighborMixer):  # its steps may use the same matrices
             once = sum(p.numel() for p in module.steps.parameters() if p.ndim == 2)
             matrices += (module.config.repeats - 1) * once
+        elif isinstance(module, Patches):
+            matrices += module.products / math.prod(model.config.grid)
         elif isinstance(module, NGrams):  # a row for the token, and one for its pair
             matrices += 2 * module.bias.numel()
         elif isinstance(module, QKV):

@@ -43,6 +43,16 @@ class Patches(nn.Module):
         self.places = nn.Embedding(grid[0] * grid[1], width) if learned else None
         self.token = nn.Parameter(torch.zeros(width)) if config.pooling == "class" else None
 
+    @property
+    def products(self) -> int:
+        """Of weights and pixels, for one image."""
+        side, found = self.config.image_size, 0
+        for layer in self.stem:
+            if isinstance(layer, Convolution):
+                side //= layer.stride[0]
+                found += layer.weight.numel() * side * side
+        return found
+
     def forward(self, pixels_B3HW: Tensor) -> Tensor:
         """Tokens (B, L, width), or (B, L + 1, width) with a class token behind them; pixels are bytes, or
         numbers from 0 to 255."""
