@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import close, tiny, tokens
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import langevin
 from langevin.errors import UsageError
@@ -84,3 +85,26 @@ def test_the_tokenizer_and_the_length_come_with_the_model(data: Path) -> None:
         tokenizer_of("mine")
     (data / "data" / "models" / "mine" / "tokenizer.json").write_text("{}")
     assert tokenizer_of("mine") == located("mine")
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "longest"),
+    [
+        ("ibert", {}, 14),
+        ("esm", {}, 14),
+        ("esm", {"position_embedding_type": "rotary"}, 16),
+        ("bert", {}, 16),
+    ],
+)
+def test_encoders_that_count_from_behind_the_padding_read_fewer_tokens(data, family, kind, longest):
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    size |= {"vocab_size": 9, "max_position_embeddings": 16, "pad_token_id": 1}
+    model = AutoModelForSequenceClassification.from_config(
+        AutoConfig.for_model(family, **size, **kind)
+    ).eval()
+    model.save_pretrained(data / family)
+    assert trained_length(family) == longest
+    model(torch.full((1, longest), 5))
+    if "position_embedding_type" not in kind:
+        with pytest.raises((IndexError, RuntimeError)):
+            model(torch.full((1, longest + 1), 5))

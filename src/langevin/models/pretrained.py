@@ -13,8 +13,8 @@ from langevin.data.hub import data_root, reachable
 from langevin.errors import UsageError, WorkError
 
 _COUNT_FROM_PADDING = (
-    *("camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm"),
-    *("xlm-roberta", "xlm-roberta-xl"),
+    *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm"),
+    *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -54,13 +54,18 @@ def pretrained(name: str, spec: str | None) -> Any:
     its mixers as they are."""
     from langevin.models.convert import convert, from_pretrained
 
-    model = from_pretrained(name, dtype="float32")
+    model = causal(from_pretrained(name, dtype="float32"), name)
+    return model if spec is None else convert(model, spec)
+
+
+def causal(model: Any, name: str) -> Any:
+    """The model of this name, where it predicts the next token."""
     if not model.can_generate() or getattr(model.config, "is_encoder_decoder", False):
         raise UsageError(
             f"{name} is a {type(model).__name__}, which does not predict the next token",
             "Choose a causal language model.",
         )
-    return model if spec is None else convert(model, spec)
+    return model
 
 
 def without_weights(name: str, spec: str) -> Any:
@@ -158,7 +163,8 @@ def trained_length(name: str) -> int:
     from langevin.models.convert_modules import train_length
 
     config, _ = read_config(located(name), {})
-    counted = config.model_type in _COUNT_FROM_PADDING
+    rotary = getattr(config, "position_embedding_type", None) == "rotary"  # as most of esm are
+    counted = config.model_type in _COUNT_FROM_PADDING and not rotary
     return train_length(config) - (config.pad_token_id + 1 if counted else 0)
 
 
