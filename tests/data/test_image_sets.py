@@ -54,11 +54,12 @@ def test_a_broken_file_is_left_out_and_told_and_other_sizes_are_scaled(tmp_path:
     whole = (path / "cat" / "0.png").read_bytes()
     (path / "dog" / "broken.png").write_bytes(whole[: len(whole) // 2])
     (path / "dog" / "notes.txt").write_text("no image")
+    Image.fromarray(np.full((16, 16), 30_000, np.uint16)).save(path / "dog" / "deep.png")  # 16 bits of grey
     for _ in range(2):  # it is told also where the images are kept from the first time
         with pytest.warns() as told:
             found = images.prepare(str(path), 16)
         said = " ".join(str(warning.message) for warning in told)
-        assert "1 images that cannot be read: dog/broken.png" in said
+        assert "2 images that cannot be read: dog/broken.png, dog/deep.png" in said
         assert "images of 3 sizes, 9 × 30 to 40 × 20, are scaled to 16 × 16" in said
     assert sum(facts["images"] for facts in found.manifest["splits"].values()) == 26
     assert found.images("train").shape[1:] == (3, 16, 16)
@@ -76,7 +77,11 @@ def test_folders_say_what_is_train_and_test_and_no_image_is_in_both(tmp_path: Pa
     assert found.classes == ["cat", "dog"]
 
 
-def test_the_official_files_of_cifar_10_and_what_the_hub_has_are_the_same(tmp_path: Path) -> None:
+def test_the_official_files_of_cifar_10_and_what_the_hub_has_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert images.CIFAR_ROWS == 10_000
+    monkeypatch.setattr(images, "CIFAR_ROWS", 30)
     with pytest.raises(UsageError, match=r"cifar-10 is not here: looked for .*test_batch\.bin"):
         images.prepare("cifar-10", 32)
     place = tmp_path / "data" / "cifar-10" / "cifar-10-batches-bin"
@@ -95,9 +100,21 @@ def test_the_official_files_of_cifar_10_and_what_the_hub_has_are_the_same(tmp_pa
     assert images.prepare("cifar-10", 16).images("test").shape == (30, 3, 16, 16)
     image = Image.fromarray(rows[2, 1:].reshape(3, 32, 32).transpose(1, 2, 0))
     assert images.CIFAR_HUB.written({"img": image, "label": 2}) == rows[2].tobytes()
-    (place / "test_batch.bin").write_bytes(b"torn")
-    with pytest.raises(UsageError, match="not whole"):
+    train = [place / name for name in images.CIFAR_FILES["train"]]
+    short = train[4].read_bytes()[:-3073]  # a row less
+    for path, content in ((place / "test_batch.bin", b"torn"), (train[4], short)):
+        whole = path.read_bytes()
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=rf"not whole: .*{path.name} must have 92,190 bytes"):
+            images.prepare("cifar-10", 32)
+        path.write_bytes(whole)
+    for path in train[1:]:
+        path.unlink()
+    with pytest.raises(UsageError, match=r"data_batch_1\.bin must have 460,950 bytes"):
         images.prepare("cifar-10", 32)
+    train[0].write_bytes(written[: 150 * 3073])
+    again = images.prepare("cifar-10", 32)
+    assert {x.tobytes() for x in again.images("train")} == {x.tobytes() for x in found.images("train")}
 
 
 @pytest.mark.parametrize("what", ["nowhere", "flat", "unreadable"])

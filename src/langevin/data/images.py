@@ -10,7 +10,7 @@ CACHE/images/NAME-SIZE-KEY/          KEY is a hash of all that the images depend
     manifest.json
 
 `digits` are the 1,797 test images of "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak,
-1998; UCI Machine Learning Repository, doi 10.24432/C50P49, CC BY 4.0), 8 × 8 with 17 greys.
+1998; doi 10.24432/C50P49; the UCI Machine Learning Repository states CC BY 4.0), 8 × 8 with 17 greys.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ CIFAR_FILES = {
     "train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
     "test": ("test_batch.bin",),
 }
+CIFAR_ROWS, CIFAR_BYTES = 10_000, 1 + 3 * 32 * 32  # of each file, of each row
 CIFAR_HUB = HubImages("uoft-cs/cifar10", {"data_batch_1.bin": ("train",), "test_batch.bin": ("test",)})
 ABOUT = {
     "digits": "handwritten digits, 1,797 of 8 × 8 pixels",
@@ -129,20 +130,24 @@ def _cifar_files() -> dict[str, list[Path]]:
         wanted = (root or Path("$LANGEVIN_DATA")) / "cifar-10" / "cifar-10-batches-bin" / "test_batch.bin"
         folder = cache_root() / "sources" / "cifar-10"
         fetch("cifar-10", CIFAR_HUB, folder, f"{wanted}{'' if root else ' (LANGEVIN_DATA is not set)'}")
-    if any((folder / file).is_file() for file in CIFAR_FILES["train"][1:]):
-        groups = {split: [folder / file for file in some] for split, some in CIFAR_FILES.items()}
-    else:  # as it comes from the Hub
-        groups = {split: [folder / some[0]] for split, some in CIFAR_FILES.items()}
-    for path in (path for some in groups.values() for path in some):
-        if not path.is_file() or path.stat().st_size % (1 + 3 * 32 * 32):
-            raise UsageError(f"cifar-10 is not whole: {path}", "Put it there, or fetch it again.")
+    official = any((folder / file).is_file() for file in CIFAR_FILES["train"][1:])
+    groups = {}
+    for split, some in CIFAR_FILES.items():  # the Hub has one file of each split
+        groups[split] = [folder / file for file in (some if official else some[:1])]
+        rows = CIFAR_ROWS * len(some) // len(groups[split])
+        for path in groups[split]:
+            if not path.is_file() or path.stat().st_size != rows * CIFAR_BYTES:
+                raise UsageError(
+                    f"cifar-10 is not whole: {path} must have {rows * CIFAR_BYTES:,} bytes",
+                    "Put it there, or fetch it again.",
+                )
     return groups
 
 
 def _cifar(groups: dict[str, list[Path]], size: int) -> dict[str, Read]:
     def rows(split: str) -> Read:
         for path in groups[split]:
-            for i, row in enumerate(np.fromfile(path, np.uint8).reshape(-1, 1 + 3 * 32 * 32)):
+            for i, row in enumerate(np.fromfile(path, np.uint8).reshape(-1, CIFAR_BYTES)):
                 yield f"{path.stem} {i}", OBJECTS[row[0]], _scaled(row[1:].reshape(3, 32, 32), size)
 
     return {split: rows(split) for split in groups}
@@ -166,6 +171,8 @@ def _scaled(image: np.ndarray, size: int) -> np.ndarray:
 def _bytes(image: Any, size: int) -> np.ndarray:
     from PIL import Image
 
+    if image.mode.startswith(("I", "F")):  # convert would cut them off at 255
+        raise ValueError(f"its pixels are not bytes (mode {image.mode})")
     square = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
     return np.ascontiguousarray(np.asarray(square, np.uint8).transpose(2, 0, 1))
 
