@@ -151,3 +151,14 @@ def test_what_cannot_be_drawn_is_refused_with_a_cause_and_a_remedy(runs, tmp_pat
     words = arguments.replace("RUN", str(runs[0])).replace("FOLDER", str(tmp_path))
     assert cli.main(["plot", *words.split()]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_attention_over_images_and_over_texts_is_drawn_apart(runs, tmp_path, capsys):
+    small = "--task images --data digits --layers 2 --width 16 --heads 2 --steps 0 --device cpu"
+    assert cli.main(["train", *small.split(), "--out", str(tmp_path / "digits")]) == 0
+    capsys.readouterr()
+    for one, other in ((runs[0], tmp_path / "digits"), (tmp_path / "digits", runs[0])):
+        assert cli.main(["plot", "attention", str(one), str(other), "--layer", "1"]) == 2
+        assert (
+            "some of these runs read images and some texts\nDraw them one by one" in capsys.readouterr().err
+        )

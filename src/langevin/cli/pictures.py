@@ -162,6 +162,8 @@ def attention(
             w_QK = asked[: shown[0] * shown[1]].reshape(shown)
         name += "; negative ones are blue" if w_QK.min() < 0 else ""
         grids.append(Grid(w_QK.tolist(), names, names, name, picture))
+    if len({grid.picture is None for grid in grids}) > 1:
+        raise UsageError("some of these runs read images and some texts", "Draw them one by one.")
     return [Drawing("Attention", figures.heatmap(grids, labels, "weight"), [grid.name for grid in grids])]
 
 
