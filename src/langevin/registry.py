@@ -15,6 +15,7 @@ from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import iter_modules
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from langevin.errors import UsageError, unknown
@@ -55,11 +56,11 @@ class Registry(dict[str, type]):
         for plugin in entry_points(group=package):
             plugin.load()
 
-    def parse(self, text: str) -> Any:
-        """The config that a spec string means."""
-        return self.config(text, syntax(text, self.kind, self.example))
+    def parse(self, text: str, start: Mapping[str, Any] = MappingProxyType({})) -> Any:
+        """The config that a spec string means; what it does not say is as in `start`, or the default."""
+        return self.config(text, syntax(text, self.kind, self.example), start)
 
-    def config(self, text: str, node: ast.expr) -> Any:
+    def config(self, text: str, node: ast.expr, start: Mapping[str, Any] = MappingProxyType({})) -> Any:
         """The config of one `name` or `name(key=value)` of a spec."""
         call = node if isinstance(node, ast.Call) else None
         function = call.func if call else node
@@ -69,7 +70,7 @@ class Registry(dict[str, type]):
         if name not in self:
             raise unknown(self.kind, name, [*self, *self.aliases])
         keys, given = [f.name for f in fields(self[name])], set()
-        values = dict(values)
+        values = {**start, **values}
         for keyword in call.keywords if call else ():
             key = str(keyword.arg)
             if not keys:

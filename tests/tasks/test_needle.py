@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,6 +116,11 @@ def test_it_learns_in_seconds_and_holds_at_eight_times_the_length(
     assert cli.main(["evaluate", str(out), "--device", "cpu", *other]) == 0
     first = json.loads(capsys.readouterr().out)["rows"][0]
     assert (first["value"], first["n"]) == (pytest.approx(1, abs=0.2), 20)
+    other = ["--task", "needle(lengths='40', depths='0.5', rows=500)", "--json"]  # the default, said anew
+    assert cli.main(["evaluate", str(out), "--device", "cpu", *other]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["n"] == 500
+    assert cli.main(["evaluate", str(out), "--device", "cpu", "--task", "lengths"]) == 2
+    assert "a run of the task needle reads no words" in capsys.readouterr().err
     assert cli.main(["generate", str(out)]) == 2
     assert "a run of the task needle has no words to write" in capsys.readouterr().err
 
@@ -156,6 +162,27 @@ def test_what_cannot_be_is_told_in_a_line(
     assert not (tmp_path / "run" / "model").exists()
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--stride 4",
+        "--masks 2",
+        "--left-to-right 2",
+        "--samples 2 --judge run",
+        "--temperatures 1",
+        "--top-k 2",
+    ],
+)
+def test_what_another_task_has_no_use_for_is_refused_in_a_line(
+    flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["evaluate", str(tmp_path), "--task", "needle(rows=2)", *flags.split()]) == 2
+    told = capsys.readouterr().err
+    said = f"{flags.split()[0]} does not go with --task"
+    assert ("nothing to sample" if flags == "--top-k 2" else said) in told
+    assert "Traceback" not in told
+
+
 def test_wilson_intervals_are_those_of_the_textbook() -> None:
     """Of Newcombe 1998 (Statistics in Medicine 17, 857-872), table I, method 3."""
     for right, of, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611)):
@@ -184,6 +211,10 @@ def test_any_model_that_reads_text_is_tried_with_needles_in_words(
     assert "no room for 4 needles" in capsys.readouterr().err
     assert cli.main([*command, "lengths"]) == 2
     assert "the task lengths is not for this model" in capsys.readouterr().err
+    masked, _ = langevin.train(replace(lm, objective="masked"), tmp_path / "masked", quiet=True)
+    command[1] = str(masked.path)
+    assert cli.main([*command, "needle(lengths='160')"]) == 2
+    assert "LangevinForMaskedLM, which does not predict the next token" in capsys.readouterr().err
 
 
 def test_needles_in_words_stand_where_they_should_and_nowhere_else(text: str) -> None:
@@ -195,16 +226,19 @@ def test_needles_in_words_stand_where_they_should_and_nowhere_else(text: str) ->
     words = InWords(Oracle(corpus.vocab_size), corpus.tokenizer, corpus, needles=3, samples=1)
     assert refuse_beyond_positions(words.model, 10**6) is None
     for depth in (0.0, 0.5, 1.0):
-        tokens, answer, others = words.row(Draw(7), 400, depth)
+        tokens, answer, begins = words.row(Draw(7), 400, depth)
         assert len(tokens) == 400
         read = corpus.tokenizer.decode(tokens)
         number = corpus.tokenizer.decode(tokens[-answer:]).strip()
         (key,) = [key for key in KEYS if read.endswith(f"\nThe secret number of {key} is {number}")]
         assert read.count(number) == 2
-        assert read.count(f"\nThe secret number of {key} is {number}.\n") == 1
-        before, _, after = read.partition(f"\nThe secret number of {key} is {number}.\n")
+        needle = f"\nThe secret number of {key} is {number}.\n"
+        assert read.count(needle) == 1
+        assert corpus.tokenizer.decode(tokens[begins:]).startswith(needle)
+        before, _, after = read.partition(needle)
         hay = [len(re.sub(r"\nThe secret number.*\n?", "", part)) for part in (before, after)]
         assert hay[0] == int(depth * sum(hay))
+        others = set(re.findall(r"\nThe secret number of \w+ is (\d{4})\.\n", read)) - {number}
         assert len(others) == 2
         assert all(read.count(other) == 1 for other in others)
 

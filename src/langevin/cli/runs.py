@@ -305,7 +305,7 @@ class Evaluate(WithSampling):
 
         device = pick_device(self.device)
         if self.task is not None:
-            return self._elsewhere(TASKS.parse(self.task), device)
+            return self._elsewhere(self.task, device)
         run = load(self.path, checkpoint=self.checkpoint, data=self.data)
         own = {name: getattr(self, name) for name in ("stride", "masks", "left_to_right")}
         own = {name: value for name, value in own.items() if value is not None}
@@ -360,27 +360,34 @@ class Evaluate(WithSampling):
         console.print(f"Everything is in {kept}" if kept else f"Not kept: {self.path} cannot be written to")
         return 0
 
-    def _elsewhere(self, task: Any, device: str) -> int:
+    def _elsewhere(self, text: str, device: str) -> int:
         """On another task, or with other settings: the data of a run where they fit, else as any model."""
+        for name in ("stride", "masks", "left_to_right", "samples", "temperatures"):
+            if getattr(self, name) not in (None, ""):
+                raise UsageError(f"--{name.replace('_', '-')} does not go with --task", "Leave it out.")
         from langevin.evaluation.runs import measured
         from langevin.runs import load
 
         options: dict[str, Any] = {"device": device, "batch": self.batch}
-        run = None
+        run, task = None, TASKS.parse(text)
         if (self.path / "config.yaml").is_file():
             run = load(self.path, checkpoint=self.checkpoint, data=self.data)
+        if self.sampling != (Sampling() if run is None else self.usual(run.objective, run.config.context)):
+            raise UsageError("no texts are written, and there is nothing to sample", "Leave out how.")
         with console_for(stderr=True).status(f"trying {self.path} on {task.name}"):
             if run is not None and isinstance(task, type(run.task)):
-                own = vars(run.task) | {k: v for k, v in vars(task).items() if v != getattr(type(task), k)}
-                task = type(task)(**own)  # what the run was trained with, unless it is said anew
+                task = TASKS.parse(text, vars(run.task))  # as it was trained, unless it is said anew
                 run = replace(run, config=replace(run.config, task=written(task)))
                 result = measured(run, run.model, self.split, **options)
             else:
-                from langevin.data.tokenizers import load_tokenizer
-                from langevin.models.pretrained import pretrained, tokenizer_of
-
-                where = str(self.path)
-                model, tokenizer = pretrained(where, None), load_tokenizer(Path(tokenizer_of(where)))
+                if self.split != "test":
+                    raise UsageError(f"a saved model has no split {self.split}", "Leave --split out.")
+                if run is not None and not run.task.used_by:
+                    raise UsageError(
+                        f"a run of the task {run.task.name} reads no words",
+                        f"Try it on {run.task.name}, or another run on {task.name}.",
+                    )
+                model, tokenizer = _reader(str(self.path), run)
                 rows, more = task.try_saved(model, tokenizer, data=self.data or "stories", **options)
                 result = {"task": written(task), "rows": [row.as_dict() for row in rows], **more}
         if self.json:
@@ -388,6 +395,16 @@ class Evaluate(WithSampling):
         else:
             _show(f"{self.path} on {written(task)}", task, result)
         return 0
+
+
+def _reader(where: str, run: Any | None) -> tuple[Any, Any]:
+    """The causal language model of a run or a folder, and its tokenizer."""
+    from langevin.data.tokenizers import load_tokenizer
+    from langevin.models.pretrained import causal, pretrained, tokenizer_of
+
+    if run is not None:
+        return causal(run.model, where), run.tokenizer
+    return pretrained(where, None), load_tokenizer(Path(tokenizer_of(where)))
 
 
 def _show(title: str, task: Any, result: dict[str, Any], elsewhere: list[Any] | None = None) -> None:

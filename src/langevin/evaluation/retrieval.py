@@ -49,8 +49,9 @@ def likeliest(model: Any, tokens_BT: Tensor, scored_BT: Tensor, at_once: int, de
     return torch.cat(found)
 
 
-Trial = Callable[[int, float], tuple[np.ndarray, np.ndarray]]
-"""Of a length and a depth: which answers were right, and which belong to another key."""
+Trial = Callable[[int, float], tuple[np.ndarray, np.ndarray | None, int]]
+"""Of a length and a depth: which answers were right, which belong to another key where that is known, and
+where the needle stood."""
 
 
 def by_length_and_depth(
@@ -64,15 +65,15 @@ def by_length_and_depth(
     others: dict[int, list[np.ndarray]] = {n: [] for n in lengths}
     for n in lengths:
         for depth in depths:
-            right, other = trial(n, depth)
-            found, position = wilson(int(right.sum()), len(right)), math.floor(depth * n)
+            right, other, position = trial(n, depth)
+            found = wilson(int(right.sum()), len(right))
             for axis, place in (("depth", depth), ("position", position), ("distance", n - position)):
                 cells.append(Row.of("accuracy", found, "exact", len(right), {"length": n, axis: place}))
             answers[n].append(right)
-            others[n].append(other)
+            others[n] += [] if other is None else [other]
     whole, by_length = [], []
     for name, by in (("accuracy", answers), ("answers_of_other_keys", others)):
-        for n, parts in by.items():
+        for n, parts in ((n, parts) for n, parts in by.items() if parts):
             pooled = np.concatenate(parts)
             found = wilson(int(pooled.sum()), len(pooled))
             by_length.append(Row.of(name, found, "exact", len(pooled), {"length": n}))
@@ -84,8 +85,9 @@ def refuse_beyond_positions(model: Any, longest: int) -> int | None:
     """How many learned positions a model has, which must reach; None: it has none."""
     config = model.config
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    tables = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
-    if not (tables - {model.get_input_embeddings().num_embeddings}) & {limit, (limit or 0) + 2}:
+    words = model.get_input_embeddings()
+    tables = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding) and m is not words}
+    if not tables & {limit, (limit or 0) + 2}:
         return None
     if limit is not None and longest > limit:
         raise UsageError(
@@ -113,8 +115,8 @@ class InWords:
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
-    def row(self, draw: Draw, length: int, depth: float) -> tuple[list[int], int, set[str]]:
-        """So many tokens with the answer, how many of them the answer has, and the other keys' numbers."""
+    def row(self, draw: Draw, length: int, depth: float) -> tuple[list[int], int, int]:
+        """So many tokens with the answer, how many of them the answer has, and where its needle begins."""
         keys = [KEYS[i] for i in draw.distinct(len(KEYS), 1, self.needles)[0]]
         first = int(draw.below(len(self.text) - length, 1)[0])
         around = self.tokenizer.decode(self.text[first : first + length])
@@ -135,15 +137,17 @@ class InWords:
             )
         places = [math.floor(depth * room), *draw.below(room + 1, self.needles - 1)]
         hay, row = self.text[first : first + room], list(self.start)
-        before = 0
+        before = begins = 0
         for place, needle in sorted(zip(places, said, strict=True), key=lambda pair: int(pair[0])):
-            row += [*hay[before:place].tolist(), *needle]
-            before = place
-        return [*row, *hay[before:].tolist(), *asked], len(asked) - same, set(numbers[1:])
+            row += hay[before:place].tolist()
+            begins = len(row) if needle is said[0] else begins
+            row, before = [*row, *needle], place
+        return [*row, *hay[before:].tolist(), *asked], len(asked) - same, begins
 
-    def trial(self, length: int, depth: float, at_once: int, device: str) -> tuple[np.ndarray, np.ndarray]:
+    def trial(self, length: int, depth: float, at_once: int, device: str) -> tuple[np.ndarray, None, int]:
+        """Which answers were right, and where their needles began, on average."""
         draw = Draw(length, round(1e6 * depth), self.needles)
-        rows, sizes, others = zip(
+        rows, sizes, begins = zip(
             *(self.row(draw, length, depth) for _ in range(self.samples)), strict=True
         )
         tokens, size = torch.tensor(rows), torch.tensor(sizes)
@@ -153,5 +157,4 @@ class InWords:
             bool((a == b).all())
             for a, b in zip(said.split(sizes), tokens[scored].split(sizes), strict=True)
         ]
-        words = [self.tokenizer.decode(part).strip() for part in said.split(sizes)]
-        return np.array(right), np.array([word in other for word, other in zip(words, others, strict=True)])
+        return np.array(right), None, round(sum(begins) / len(begins))

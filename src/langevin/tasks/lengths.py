@@ -1,8 +1,8 @@
 """Length generalisation: trained at one context, how well is longer text predicted?"""
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
@@ -10,6 +10,7 @@ from langevin.settings import TrainConfig
 from langevin.tasks.lm import LanguageModelling
 from langevin.tasks.task import refuse_training_split, register
 
+T = TypeVar("T")
 FIRST = 16  # tokens of the first bin of positions; each further one ends at twice the place
 
 
@@ -126,7 +127,7 @@ def read_lengths(
     """The lengths that are named, or so many contexts. Raises where learned positions do not reach, and
     where the one that verdicts are about is not among them."""
     learned = config.init is None and config.positions == "learned"
-    lengths = [int(n) for n in read_numbers(text, "lengths")] or [config.context * n for n in times]
+    lengths = read_numbers(text, "lengths", int) or [config.context * n for n in times]
     if not text and learned:
         lengths = [config.context]
     if min(lengths) < 2:
@@ -141,11 +142,8 @@ def read_lengths(
     return sorted(set(lengths))
 
 
-def read_numbers(text: str, what: str) -> list[float]:
+def read_numbers(text: str, what: str, kind: Callable[[str], T]) -> list[T]:
     try:
-        found = [float(word) for word in text.split(",")] if text.strip() else []
-        if all(map(math.isfinite, found)):
-            return found
-        raise ValueError
+        return [kind(word) for word in text.split(",")] if text.strip() else []
     except ValueError:
         raise UsageError(f"{text!r} names no {what}", "Write numbers with commas: 128,256.") from None

@@ -69,7 +69,7 @@ class Needle(Task):
 
     @property
     def tried_depths(self) -> list[float]:
-        return sorted(set(read_numbers(self.depths, "depths"))) or [0.5]
+        return sorted(set(read_numbers(self.depths, "depths", float))) or [0.5]
 
     def tried(self, config: TrainConfig) -> list[int]:
         lengths = read_lengths(self.lengths, config, TIMES, self.at)
@@ -185,9 +185,9 @@ class Needle(Task):
         }
         if self.form == "needle":
 
-            def cell(length: int, depth: float) -> tuple[np.ndarray, np.ndarray]:
+            def cell(length: int, depth: float) -> tuple[np.ndarray, np.ndarray, int]:
                 right, other = tried(length, depth)
-                return right[:, 0], other[:, 0]
+                return right[:, 0], other[:, 0], int(depth * length)
 
             rows, examples = by_length_and_depth(cell, lengths, self.tried_depths, at)
             return rows, {**details, "examples": examples}
@@ -214,7 +214,7 @@ class Needle(Task):
         words = InWords(model.to(device).eval(), tokenizer, corpus, self.needles, self.rows)
         made_for = refuse_beyond_positions(model, 0)
         made_for = made_for or int(getattr(model.config, "max_position_embeddings", None) or IN_WORDS[-1])
-        lengths = sorted({int(n) for n in read_numbers(self.lengths, "lengths")})
+        lengths = sorted(set(read_numbers(self.lengths, "lengths", int)))
         lengths = lengths or [n for n in IN_WORDS if n <= made_for] or [made_for]
         at = self.at or max(lengths)
         if at not in lengths:
