@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,8 +29,8 @@ from langevin.sampling.text import Request
 from langevin.studies import work
 from training.small_run import dying_at_step, fingerprint, small, train_in_a_process
 
-SOFT, HIDDEN, FULL = Sparse(k=2), Sparse(state="hidden"), Sparse(state="full", k=3)
-STATES = pytest.mark.parametrize("objective", [SOFT, HIDDEN, FULL], ids=["soft", "hidden", "full"])
+SOFT, FULL = Sparse(k=2), Sparse(state="full", k=3)
+STATES = pytest.mark.parametrize("objective", [SOFT, FULL], ids=["soft", "full"])
 ORDERS = ("ancestral", "first-hitting", "confidence", "margin", "entropy", "threshold")
 COUNT = 6000
 OPEN = Canvas([V] * L, [True] * L)
@@ -44,9 +43,9 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Exact:
-    """The exact denoiser, called as a model that reads candidates. It has no use for soft ones, nor for
-    hidden states, and its own are its logits; in a full state it knows a token by its probability alone:
-    above 1/V, which others never are in so small a V."""
+    """The exact denoiser, called as a model that reads candidates. It has no use for soft ones; in
+    a full state it knows a token by its probability alone: above 1/V, which others never are in so small a
+    V."""
 
     device = torch.device("cpu")
 
@@ -66,8 +65,7 @@ class Exact:
         if candidates is not None:
             self.read.append((candidates, probabilities))
         if not self.full:
-            out = self.exact(input_ids, masked)
-            return SimpleNamespace(logits=out.logits, hidden_states=(out.logits.clone(),))
+            return self.exact(input_ids, masked)
         best = probabilities.max(-1)
         ids = candidates.gather(-1, best.indices[..., None])[..., 0]
         return self.exact(torch.where(best.values > 1 / V + 1e-6, ids, V))
@@ -200,23 +198,9 @@ def test_soft_candidates_are_true_probabilities_and_count_at_masks_only() -> Non
 def test_before_anything_is_learned_feedback_counts_for_nothing() -> None:
     shape = {"vocab_size": TEN + 1, "hidden_size": 16, "num_attention_heads": 2, "causal": False}
     x, masked = tokens(2, 9), torch.ones(2, 9, dtype=torch.bool)
-    for state in ("soft", "hidden"):
-        model = LangevinForMaskedLM(LangevinConfig(**shape, candidates=state)).eval()
-        first = model(x, masked, output_hidden_states=True)
-        fed = likeliest(first.logits, 3) if state == "soft" else {"carried": first.hidden_states[-1]}
-        assert torch.equal(model(x, masked, **fed).logits, first.logits)
-
-
-def test_a_hidden_state_is_that_of_the_same_position_in_the_call_before() -> None:
-    model, x = tiny(HIDDEN).eval(), tokens(2, 6)
-    masked = torch.tensor([[True, False, True, False, False]] * 2)
-    before = model(x[:, 1:], masked, output_hidden_states=True).hidden_states[-1]
-    read = model.model.embed(torch.where(masked, TEN, x[:, 1:]))
-    read = read + (before @ model.feedback.weight.T / 4) * masked[..., None]
-    logits, _ = HIDDEN.predicted(model, {"tokens": x}, masked)
-    expected = model.model(inputs_embeds=read).last_hidden_state @ model.model.embed.weight[:-1].T
-    torch.testing.assert_close(logits, expected)
-    assert (logits - model(x[:, 1:], masked).logits).abs().max() > 1e-3
+    model = LangevinForMaskedLM(LangevinConfig(**shape, candidates="soft")).eval()
+    first = model(x, masked).logits
+    assert torch.equal(model(x, masked, **likeliest(first, 3)).logits, first)
 
 
 def test_in_training_a_fixed_share_of_rows_gets_feedback_after_the_warm_up() -> None:
@@ -398,12 +382,11 @@ def test_open_positions_carry_the_prediction_before_and_nothing_without_one() ->
     assert (p[0].sum(-1) > 0).sum() == L - 1
 
 
-@pytest.mark.parametrize("objective", [SOFT, HIDDEN], ids=["soft", "hidden"])
-def test_a_text_is_the_same_whether_all_are_read_in_a_call_or_those_that_changed(objective: Sparse) -> None:
+def test_a_text_is_the_same_whether_all_are_read_in_a_call_or_those_that_changed() -> None:
     """A prediction that stands is not read again, with itself for feedback."""
-    model, found = tiny(objective).eval(), []
+    model, found = tiny(SOFT).eval(), []
     canvases = [Canvas([1] * n + [TEN] * (12 - n), [False] * n + [True] * (12 - n)) for n in (0, 4, 9)]
-    known = objective.sampler().keywords
+    known = SOFT.sampler().keywords
     for all_rows in (False, True):
         sampling = MaskedSampling(order="ancestral", steps=30)
         writing = known["denoising"](model, canvases, sampling, [1, 2, 3], known["masked_share"])
@@ -547,7 +530,7 @@ def test_what_does_not_go_with_it_is_refused_in_words(
     assert "more candidates than the vocabulary has tokens, 257" in refused("sparse(k=300)")
     assert "must have k 1 to 99" in refused("sparse(state='full', k=0)")
     assert "must have k 0 or more" in refused("sparse(k=-1)")
-    assert "'soft' or 'hidden' or 'full'" in refused("sparse(state='hard')")
+    assert "'soft' or 'full'" in refused("sparse(state='hard')")
     assert "gap=2.0) must be from 0 to 1" in refused("sparse(gap=2.0)")
     with pytest.raises(UsageError, match="sparse trains a model that sees both sides"):
         Sparse().check(small(tmp_path, init="gpt2"))

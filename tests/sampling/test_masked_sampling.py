@@ -92,6 +92,19 @@ def test_a_step_commits_one_of_each_so_many_neighbours_and_is_nearer_to_the_trut
     assert model.distance(writing.ids_BL) < 0.8 * model.distance(drawn)
 
 
+@pytest.mark.parametrize("order", ["first-hitting", "confidence"])
+def test_nothing_is_written_behind_the_end_of_a_text_and_its_steps_go_before_it(order: Any) -> None:
+    model, ended = markov(), Canvas([V, V, 1, V], [True] * L)
+    sampling = MaskedSampling(order=order, steps=2)
+    writing = Denoising(model, [ended] * 50, sampling, list(range(50)), ends=[1])
+    writing.step()
+    assert ((writing.ids_BL[:, :2] != V).sum(-1) == 1).all()  # 1 of 2, not 2 of 3
+    writing.step()
+    assert not writing.writing_B.any()
+    assert (writing.ids_BL[:, 3] == V).all()
+    assert writing.end_B.max() <= 3
+
+
 @pytest.mark.parametrize("block", [1, 2, L])
 def test_block_after_block_samples_from_the_truth(
     block: int, floor: float, monkeypatch: pytest.MonkeyPatch

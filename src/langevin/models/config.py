@@ -11,7 +11,7 @@ from langevin.mixers.spec import Spec, parse
 POSITIONS = ("none", "learned", "sinusoidal", "rope", "alibi")
 MLPS = ("gelu", "swiglu")
 NORMS = ("layernorm", "rmsnorm")
-CANDIDATES = ("none", "soft", "hidden", "full")
+CANDIDATES = ("none", "soft", "full")
 POOLINGS = ("mean", "attention", "last", "ngrams", "class")
 STEMS = ("patches", "convolutions")
 
@@ -20,7 +20,7 @@ class LangevinConfig(PreTrainedConfig):
     """One pre-norm transformer whose mixer is a spec, or a list with one spec per layer.
 
     positions: none, learned, sinusoidal, rope or alibi; mlp: gelu or swiglu; norm: layernorm or rmsnorm.
-    candidates: what positions of a masked model hold beside tokens, none, soft, hidden or full. pooling:
+    candidates: what positions of a masked model hold beside tokens, none, soft or full. pooling:
     how a classifier makes one vector of its tokens, mean, attention, last or (of images) class, or ngrams:
     it has no layers; temperature: what its logits are divided by outside training.
 

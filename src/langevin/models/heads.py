@@ -103,7 +103,6 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
 
         none    a token or the mask
         soft    a masked position reads   E[MASK] + W Σ_j p_j E[v_j]   (E is not trained by this)
-        hidden  a masked position reads   E[MASK] + W h / √width,  h its last hidden state a call before
         full    every position is K inputs   E[MASK] + a_j (E[v_j] - E[MASK]),   a_j = ln(V p_j) / ln V,
                 which share its place; all see all, and a learned readout makes one prediction of them.
                 At probability 1/V a candidate is a mask, at 1 it is its token
@@ -124,7 +123,7 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
             )
         self.model = LangevinModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.candidates in ("soft", "hidden"):
+        if config.candidates == "soft":
             self.feedback = Feedback(config.hidden_size, config.hidden_size, bias=False)
         elif config.candidates == "full":
             self.readout = Readout(config.hidden_size)
@@ -137,14 +136,13 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
         masked: Tensor | None = None,
         candidates: Tensor | None = None,
         probabilities: Tensor | None = None,
-        carried: Tensor | None = None,
         logits_to_keep: int = 0,
         **options: Any,
     ) -> MaskedLMOutput:
         """Logits (B, L, V) over all tokens but the mask, or of so many last tokens; masked (B, L) says
         which tokens are hidden behind it. Tokens see each other and those of a cache. candidates and their
         probabilities are (B, L, K); those of a full state take the place of input_ids, those of a soft one
-        count where there is a mask, and so do carried, the hidden states (B, L, W) of the call before."""
+        count where there is a mask."""
         if masked is not None and input_ids is not None:
             input_ids = torch.where(masked, self.config.vocab_size - 1, input_ids)
         if self.config.candidates == "full":
@@ -153,19 +151,10 @@ class LangevinForMaskedLM(LangevinPreTrainedModel):
             if candidates is not None:
                 options["inputs_embeds"] = self._with_feedback(input_ids, candidates, probabilities)
                 input_ids = None
-            elif carried is not None:
-                options["inputs_embeds"] = self._with_carried(input_ids, carried)
-                input_ids = None
             out = self.model(input_ids=input_ids, return_dict=True, **options)
             h_BLW = out.last_hidden_state
         logits = F.linear(h_BLW[:, -logits_to_keep:], self.lm_head.weight[:-1])
         return MaskedLMOutput(logits=logits, hidden_states=out.hidden_states, attentions=out.attentions)
-
-    def _with_carried(self, ids_BL: Any, h_BLW: Tensor) -> Tensor:
-        """A hidden state is as long as √W, and an embedding as a few units."""
-        h_BLW = torch.where((ids_BL == self.config.vocab_size - 1)[..., None], h_BLW, 0.0)
-        h_BLW = (h_BLW / math.sqrt(self.config.hidden_size)).to(self.feedback.weight.dtype)
-        return self.model.embed(ids_BL) + self.feedback(h_BLW)
 
     def _with_feedback(self, ids_BL: Any, candidates_BLK: Tensor, p_BLK: Any) -> Tensor:
         table = self.model.embed.weight.detach()

@@ -11,9 +11,6 @@ the mask's end, never of what z_t hides, so the sum stays a bound of -ln p(x): a
 z_t, is one, too. Likelihood is measured with z_s = z_t: two passes over the same masks, without draws of
 its own, and so is the chain rule. (Soft-masked diffusion: arXiv 2510.17206)
 
-state='hidden'. The same, but an open position carries its last hidden state in the call before: what a
-prediction is made of, in place of its k likeliest tokens. (Loopholing: arXiv 2510.19304)
-
 state='full'. Every position is k candidates, all of which attend to all. Noise n(t) is the schedule's.
 
     clean        x with p = 1 - ε(k - 1), and k - 1 random tokens with p = ε, ε = 0.01, in random slots
@@ -89,17 +86,16 @@ def slots(
 @register("sparse")
 @dataclass(frozen=True)
 class Sparse(Masked):
-    state: Literal["soft", "hidden", "full"] = "soft"
-    """Candidates at open positions, from the prediction before; hidden states from there; or candidates
-    everywhere."""
+    state: Literal["soft", "full"] = "soft"
+    """Candidates at open positions, from the prediction before; or everywhere."""
     k: int = 8
-    """Candidates of a position, where it has such."""
+    """Candidates of a position."""
     feedback: float = 0.75
-    """Soft, hidden: the share of rows that are fed back to in training."""
+    """Soft: the share of rows that are fed back to in training."""
     gap: float = 0.25
-    """Soft, hidden: how much more of the text may be masked in the call before."""
+    """Soft: how much more of the text may be masked in the call before."""
     warmup: float = 0.05
-    """Soft, hidden: the part of training before the first row is."""
+    """Soft: the part of training before the first row is."""
     curriculum: float = 0.0
     """Full: the part of training in which the candidates that are not noise double from 1 to k."""
 
@@ -119,7 +115,7 @@ class Sparse(Masked):
 
     def bound(self, config: TrainConfig, model: Any) -> Objective:
         tokens = model.config.vocab_size - self.extra_tokens
-        if self.k > tokens and self.state != "hidden":
+        if self.k > tokens:
             raise UsageError(
                 f"{self.name}(k={self.k}) wants more candidates than the vocabulary has tokens, {tokens}",
                 "Choose a smaller k.",
@@ -132,7 +128,7 @@ class Sparse(Masked):
     @property
     def feeds(self) -> bool:
         """Whether a call reads something of the one before."""
-        return self.state == "hidden" or (self.state == "soft" and self.k > 0)
+        return self.state == "soft" and self.k > 0
 
     @property
     def passes(self) -> float:
@@ -195,17 +191,14 @@ class Sparse(Masked):
                 fed = fed & (batch["progress"] >= self.warmup)
         part: Batch = {name: batch[name][some] for name in ("tokens", "position_ids") if name in batch}
         with torch.no_grad():
-            hidden = self.state == "hidden"
-            out, _ = self.read(model, part, earlier_BL[some], output_hidden_states=hidden)
-            found = {"carried": out.hidden_states[-1]} if hidden else likeliest(out.logits, self.k)
-            found["carried" if hidden else "probabilities"] *= fed[some][:, None, None]
+            out, _ = self.read(model, part, earlier_BL[some])
+            found = likeliest(out.logits, self.k)
+            found["probabilities"] *= fed[some][:, None, None]
         return {name: x.new_zeros(B, *x.shape[1:]).index_copy(0, some, x) for name, x in found.items()}
 
     def sampler(self) -> partial[Any]:
-        from langevin.sampling.sparse import FullDenoising, HiddenDenoising, SoftDenoising
+        from langevin.sampling.sparse import FullDenoising, SoftDenoising
 
-        if self.state == "hidden":
-            return partial(super().sampler(), denoising=HiddenDenoising)
         if not self.k:
             return super().sampler()
         kind = SoftDenoising if self.state == "soft" else FullDenoising

@@ -333,7 +333,6 @@ class Denoising:
         real = self.real_BL[some_B] if self.padded else None
         more = {} if self.cache is None else {"past_key_values": self.cache}
         out = self.model(attention_mask=real, **self.inputs(some_B), **more)
-        self.carry(out, some_B)
         logits = out.logits
         if self.cache is not None:
             step_back(self.cache, self.block)
@@ -349,9 +348,6 @@ class Denoising:
         """What the network reads of some texts, or of all (a slice); `logits_BLV` are those of the call
         before (None: none)."""
         return {"input_ids": self.input_BN[some_B]}
-
-    def carry(self, out: Any, some_B: Any) -> None:
-        """Keep what the next call reads of this one."""
 
     def _chosen(self) -> tuple[Tensor, Tensor]:
         """Which open positions are committed in this step, and which committed ones are opened, (B, N)."""
@@ -373,16 +369,17 @@ class Denoising:
             return open_BN & (who_BN < commits_B1), committed_BN & (who_BN < opens)
         if order == "ancestral":
             return open_BN & (who_BN >= self.share(then_B1)), none_BN
+        open_BN = open_BN & (self.place_L[here] < self.end_B[:, None])  # nobody reads on
+        number_BN, count_B1 = open_BN.cumsum(-1) - 1, open_BN.sum(-1, keepdim=True)
+        left_B1 = count_B1 if order == "threshold" else (self.steps_B[:, None] - self.taken).clamp_min(1)
+        commits_B1 = -(-count_B1 // left_B1.clamp_min(1))
         score_BN = who_BN
         if order != "first-hitting":
             assert self.logits_BLV is not None
             score_BN = torch.zeros_like(who_BN)
             score_BN[open_BN] = certainty(self.logits_BLV[open_BN], order).double()
         score_BN = torch.where(open_BN, score_BN, -torch.inf)
-        group_BN = torch.zeros_like(open_BN, dtype=torch.long)
-        if order != "threshold":
-            number_BN = self.asked_BL[:, here].cumsum(-1) - 1
-            group_BN = (number_BN // self.steps_B[:, None]).clamp_min(0)
+        group_BN = (number_BN * commits_B1 // count_B1.clamp_min(1)).clamp_min(0)
         chosen_BN = best_of_each(score_BN, group_BN)
         if order == "threshold":
             chosen_BN |= score_BN > sampling.threshold

@@ -35,24 +35,6 @@ class SoftDenoising(Denoising):
         return {**read, **carried}
 
 
-class HiddenDenoising(Denoising):
-    """Positions carry their last hidden states of the call before."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.carried_BLW = torch.zeros(
-            *self.ids_BL.shape, self.model.config.hidden_size, device=self.model.device
-        )
-
-    def inputs(self, some_B: Any) -> dict[str, Any]:
-        carried = {"carried": self.carried_BLW[some_B], "output_hidden_states": True}
-        return {**super().inputs(some_B), **carried}
-
-    def carry(self, out: Any, some_B: Any) -> None:
-        stale_B, h_BLW = self.stale_B[some_B], out.hidden_states[-1].to(self.carried_BLW.dtype)
-        self.carried_BLW[some_B] = torch.where(stale_B[:, None, None], h_BLW, self.carried_BLW[some_B])
-
-
 class FullDenoising(Denoising):
     """All positions are candidates: what is committed, among new distractors at every call, and noise."""
 
