@@ -206,6 +206,15 @@ def test_arms_can_have_equal_flops_instead_of_equal_tokens(tmp_path):
     assert timeless(tmp_path / "cmp") == again(one, tmp_path / "cmp")
 
 
+def test_trials_of_arms_with_equal_flops_are_the_same_part_of_their_runs(tmp_path):
+    arms = ("softmax", "half=softmax, steps=2", "other=ssmax")
+    one = plan(tmp_path, *arms, tune="lr", trials=1, trial_tokens=192)
+    trials = {job.label: job.arguments["config"] for job in compare._trials(one, tmp_path)}
+    runs = [one.config(one.parts[0], arm, 0).steps for arm in one.parts[0].read_arms]
+    assert [config.tokens for config in trials.values()] == [192 * steps // runs[0] for steps in runs]
+    assert trials["half lr 0.001"].tokens < 192
+
+
 def test_equal_flops_are_those_of_the_first_arm_whatever_budgets_arms_name(tmp_path):
     arms = ("first=softmax, steps=4", "masked=softmax, objective=masked", "long=softmax, steps=100")
     one = plan(tmp_path, *arms, equal_flops=True)

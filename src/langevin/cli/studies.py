@@ -52,7 +52,7 @@ class Compare(WithSettings):
     trials: int = 5
     """Learning rates tried for each arm: its rate times powers of two."""
     trial_tokens: int | None = None
-    """The budget of a trial; default: that of a run."""
+    """The budget of a trial of the first arm, and in proportion of the others'; default: that of a run."""
     equalise: bool = False
     """Match the parameters of the first arm by the width of the MLPs."""
     equal_flops: bool = False

@@ -373,13 +373,17 @@ def _label(part: Part, arm: Arm, what: str) -> str:
 
 
 def _trials(plan: Plan, folder: Path) -> Iterator[Job]:
-    """The same number of learning rates for every arm, with the budget of a run and a seed of their own."""
+    """The same number of learning rates for every arm, with the budget of a run or the same part of it, and
+    a seed of their own."""
     for part in plan.parts:
+        first = _steps(plan.config(part, part.read_arms[0], TUNING_SEED))
         for arm in part.read_arms:
             for rate in plan.learning_rates(part, arm):
                 place = _trial_folder(plan, folder, part, arm, rate)
                 config = plan.config(part, plan.at_rate(part, arm, rate), TUNING_SEED)
-                config = config.with_budget(tokens=plan.trial_tokens) if plan.trial_tokens else config
+                if plan.trial_tokens:
+                    tokens = max(1, plan.trial_tokens * _steps(config) // first)
+                    config = config.with_budget(tokens=tokens)
                 arguments = {"config": config, "folder": place.absolute(), "threads": plan.threads}
                 label = _label(part, arm, f"lr {rate:g}")
                 output, like = place / "done.json", _compiled(part, arm)

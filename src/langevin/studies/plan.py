@@ -145,7 +145,7 @@ class Plan:
     tune: Literal["lr"] | None = None
     trials: int = 5
     trial_tokens: int | None = None
-    """The budget of a trial; default: that of a run."""
+    """The budget of a trial of the first arm, and in proportion of the others'; default: that of a run."""
     equalise: bool = False
     equal_flops: bool = False
     """Every arm gets the training FLOPs of the first, and as many tokens as these pay for."""
