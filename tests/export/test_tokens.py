@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from langevin.data.tokenizers import make
+from langevin.errors import UsageError
 from langevin.export import tokens
 
 TEXTS = [
@@ -19,6 +20,8 @@ TEXTS = [
     "<|endoftext|> dull <|other|>",
     "e\u0301té İstanbul Σίσυφος क्ष 你好，世界 😀👨\u200d👩\u200d👧 \x1c \u2028 \u00a0 end",
 ]
+
+OTHERS = [*range(0x20, 0x80), *range(0x300, 0x500), *range(0x900, 0x980), *range(0x1F600, 0x1F640)]
 
 
 def stored(name: str, texts: list[str] = TEXTS) -> bytes:
@@ -41,6 +44,7 @@ def test_every_character_that_is_read_without_the_library_is_read_alike(name: st
     texts = [f"a{c}b {c} {c}{c}'{c} A{c}" for c in characters]
     texts += ["".join(draw.choices(characters, k=40)) for _ in range(500)]
     texts += ["".join(draw.choices("ab'_ .\n", k=40)) for _ in range(500)]
+    texts += ["".join(chr(draw.choice(OTHERS)) for _ in range(40)) for _ in range(500)]
     file = stored(name, texts)
     assert tokens.encoder(file)(texts) == tokens._library(file)(texts)
 
@@ -58,3 +62,9 @@ assert encode(["It's a warm café… “fine”"])
 assert "tokenizers" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code, str(file)], check=True)
+
+
+def test_a_text_that_is_no_unicode_is_refused() -> None:
+    for name in ("words", "bytes"):
+        with pytest.raises(UsageError, match="cannot encode the text"):
+            tokens.encoder(stored(name))(["a \ud800"])
