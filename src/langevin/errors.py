@@ -1,6 +1,5 @@
 """Errors a user can act on: one line of cause, one of remedy."""
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -25,6 +24,8 @@ class Diverged(WorkError):
 
 def unknown(kind: str, received: str, valid: Iterable[str]) -> UsageError:
     """An error for a name that is not in a registry, naming the nearest valid one."""
+    import difflib
+
     names = sorted(valid)
     near = difflib.get_close_matches(received, names, n=1, cutoff=0.55)
     # A short name is nearest to nothing: a repeated or contained letter is meant.

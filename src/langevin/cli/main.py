@@ -13,9 +13,8 @@ from contextlib import redirect_stderr
 from importlib import import_module
 from typing import Any
 
-import tyro
-
 from langevin import __version__
+from langevin.cli import exported
 from langevin.errors import UsageError, WorkError, one_line, unknown
 
 # Where each command is; only that which is run is imported.
@@ -91,6 +90,10 @@ def _parse(arguments: list[str]) -> Any:
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     given = arguments[1:]
+    if name == "predict" and (light := exported.light(given)):
+        return light
+    import tyro
+
     meant = command(name)
     default = meant.started(given) if hasattr(meant, "started") else tyro.MISSING_NONPROP
     kind = type(default) if hasattr(meant, "started") else meant

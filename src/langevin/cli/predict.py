@@ -6,10 +6,9 @@ on behind the last whole row of it.
 """
 
 import csv
-import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 import tyro
 
+from langevin.cli import exported
 from langevin.cli.tables import check_folder, console_for, table_of, write_numbers
 from langevin.errors import UsageError, WorkError
 from langevin.settings import check_count
@@ -71,7 +71,8 @@ class Predict:
             raise UsageError(f"no such file: {self.file}", "Check the path.")
         classify, names, column, digest = self._opened()
         if self.file is None or self.out is None:
-            self._print(names, classify(list(self.text or self.image)))
+            given = list(self.text or self.image)
+            exported.show("text" if self.text else "image", given, names, classify(given), self.json)
             return 0
         from langevin.runs.files import sha256
 
@@ -81,16 +82,12 @@ class Predict:
     def _opened(self) -> tuple[Classify, list[str], str | None, str | None]:
         """What classifies texts, the names of the classes, the usual column of texts, and a run's hash."""
         if self.model.suffix == ".onnx":
-            if not self.model.is_file():
-                raise UsageError(f"no such file: {self.model}", "Check the path.")
             if self.image:
                 raise UsageError("an exported file reads texts", "Give --text or --file.")
             if (self.checkpoint, self.device) != ("best", "auto"):
                 raise UsageError("an exported file has no --checkpoint or --device", "Leave them out.")
-            from langevin.export.runtime import OnnxClassifier
-
-            exported = OnnxClassifier(self.model, batch=self.batch)
-            return exported, exported.names, exported.text_column, None
+            classify = exported.opened(self.model, self.batch)
+            return classify, classify.names, classify.text_column, None
         from langevin.environment import pick_device
         from langevin.evaluation.classes import classifier
 
@@ -100,24 +97,6 @@ class Predict:
             raise UsageError(f"{self.model} classifies {reads}s", f"Give --{reads}.")
         classify, names = classifier(run, pick_device(self.device), self.batch)
         return classify, names, getattr(run.task, "text_column", None), run.model_sha256
-
-    def _print(self, names: list[str], found: Sequence[Sequence[float]]) -> None:
-        rows = [dict(zip(names, map(float, shares), strict=True)) for shares in found]
-        best = [max(shares, key=lambda name: shares[name]) for shares in rows]
-        if self.json:
-            told = zip(self.text or self.image, best, rows, strict=True)
-            keys = ("text" if self.text else "image", "label", "probabilities")
-            print(json.dumps([dict(zip(keys, row, strict=True)) for row in told], indent=1))
-            return
-        from rich.markup import escape
-
-        table = table_of(None, "text" if self.text else "image", "class", "probability", "then", left=2)
-        for text, name, shares in zip(self.text or self.image, best, rows, strict=True):
-            others = sorted((p, other) for other, p in shares.items() if other != name)[::-1][:2]
-            then = ", ".join(f"{other} {p:.1%}" for p, other in others)
-            shown = " ".join(text.split())
-            table.add_row(escape(shown[:60]), escape(name), f"{shares[name]:.1%}", escape(then))
-        console_for().print(table)
 
 
 def opened(folder: Path, checkpoint: str, data: str | None = None) -> Any:

@@ -4,7 +4,8 @@ Beside the file stand tokenizer.json and labels.json, which holds the names of t
 is read. The ONNX file names the checksum of labels.json, and that the one of tokenizer.json: files of two
 exports do not mix.
 
-On small machines memory counts: nothing is imported that is not needed (hashlib takes 4 MB).
+On small machines memory counts: nothing is imported that is not needed (hashlib takes 4 MB), and numpy only
+when the tokenizer has given back what it took to be read.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langevin.data.reading import classified
 from langevin.errors import UsageError, one_line
+from langevin.export.tokens import encoder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,7 +36,7 @@ class OnnxClassifier:
         self.names: list[str] = labels.get("labels", [])
         self.text_column: str | None = labels.get("text_column")
         if stored and checksum(stored) == labels.get("tokenizer"):  # first: the session takes what it frees
-            self.tokenizer = _tokenizer(file.parent / TOKENIZER)
+            self.tokens = encoder(stored)
         self.session = session_of(file, threads)
         mark = self.session.get_modelmeta().custom_metadata_map.get(MARK)
         if mark is None:
@@ -57,13 +58,10 @@ class OnnxClassifier:
         }
 
     def __call__(self, texts: Sequence[str]) -> NDArray[Any]:
-        try:
-            found = self.tokenizer.encode_batch_fast(
-                [text.strip() for text in texts], add_special_tokens=False
-            )
-        except Exception as error:  # what the Rust library raises, as for a character that it does not know
-            raise UsageError(f"the tokenizer cannot encode the text: {one_line(error)}") from None
-        return classified([text.ids for text in found], **self.reads, probabilities=self.probabilities)
+        from langevin.data.reading import classified
+
+        tokens = self.tokens([text.strip() for text in texts])
+        return classified(tokens, **self.reads, probabilities=self.probabilities)
 
     def probabilities(self, **rows: NDArray[Any]) -> NDArray[Any]:
         """(B, C) of padded rows of tokens."""
@@ -78,16 +76,6 @@ def checksum(content: bytes) -> str:
 def _read(file: Path, name: str) -> bytes | None:
     beside = file.parent / name
     return beside.read_bytes() if beside.is_file() else None
-
-
-def _tokenizer(file: Path) -> Any:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.encode_special_tokens = True  # what looks like a special token in a text is text
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def session_of(file: Path, threads: int) -> Any:
