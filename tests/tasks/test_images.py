@@ -52,6 +52,9 @@ def test_it_learns_digits_and_says_how_well(run: Any, capsys: pytest.CaptureFixt
     assert rows["accuracy"] > 0.9
     assert len(told["examples"]) == 177
     assert all(mistake["text"].startswith("digit ") for mistake in told["mistakes"])
+    assert cli.main(["evaluate", str(run.path)]) == 0
+    (heads,) = (line for line in capsys.readouterr().out.splitlines() if " predicted " in line)
+    assert heads.split() == ["predicted", "sure", "is", "image"]
     assert cli.main(["plot", "attention", str(run.path)]) == 0
     assert cli.main(["plot", "curves", str(run.path)]) == 0
 

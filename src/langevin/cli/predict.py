@@ -92,7 +92,7 @@ class Predict:
         from langevin.evaluation.classes import classifier
 
         run = opened(self.model, self.checkpoint)
-        reads = "image" if run.model.main_input_name == "pixel_values" else "text"
+        reads = run.task.reads
         if self.file is None and not getattr(self, reads):
             raise UsageError(f"{self.model} classifies {reads}s", f"Give --{reads}.")
         classify, names = classifier(run, pick_device(self.device), self.batch)

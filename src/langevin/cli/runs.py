@@ -1,6 +1,8 @@
 """The commands about runs: data, train, evaluate, generate, plot."""
 
 import json
+import math
+import shlex
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from inspect import signature
@@ -185,18 +187,33 @@ class Train(WithSettings):
                 step = int(rows[-1]["step"]) if rows else 0
                 print(f"{run.path}: stopped at step {step}; go on with --resume auto")
                 return 130
-            last = [row["loss"] for row in rows if row["split"] == "valid"][-1:] or [float("nan")]
-            kind = "upper bound of the validation" if run.objective.likelihood == "bound" else "validation"
-            per = run.task.unit.removesuffix("s")
             if run.task.shows_training:
                 from langevin.evaluation.runs import evaluate
 
                 result = evaluate(run, "valid", device=pick_device(one.device))[0]
-                _show(f"{run.path} on valid, step {result['step']}", run.task, result)
-            print(f"{run.path}: {kind} loss {last[0]:.4f} nats per {per} at the end")
-            used = f"; langevin {run.task.used_by} {run.path}" if run.task.used_by else ""
-            print(f"Next: langevin evaluate {run.path}{used}")
+                _show(f"{run.path} on valid, model of step {result['step']}", run.task, result)
+            print(f"{run.path}: {_ended(run)}\nNext: {_next(run)}")
         return 0
+
+
+def _ended(run: Any) -> str:
+    """The loss after the last step, and of the model that is kept, where this is another."""
+    losses = {row["step"]: row["loss"] for row in run.metrics("valid")}
+    last, kept = max(losses, default=0), run.step
+    kind = "upper bound of the validation" if run.objective.likelihood == "bound" else "validation"
+    per = f"nats per {run.task.unit.removesuffix('s')}"
+    told = f"{kind} loss {losses.get(last, math.nan):.4f} {per} at the end (step {last})"
+    if kept in (None, last):
+        return told
+    return f"{told}; the best model, {losses[kept]:.4f} at step {kept}, is kept"
+
+
+def _next(run: Any) -> str:
+    """Commands that work as they stand, but for the name of a file of your own."""
+    path, task = shlex.quote(str(run.path)), run.task
+    example = ' --text "..."' if task.reads == "text" else f" --{task.reads} FILE"
+    used = f"; langevin {task.used_by} {path}" if task.used_by else ""
+    return f"langevin evaluate {path}{used}{example if task.used_by == 'predict' else ''}"
 
 
 def read_temperatures(text: str) -> dict[str, tuple[float, ...]]:
@@ -352,7 +369,8 @@ class Evaluate(WithSampling):
             print(json.dumps(result, indent=1))
         else:
             of_texts = [row for row in result["rows"] if row["metric"] in quality.OF_SETS]
-            _show(f"{self.path} on {self.split}, step {result['step']}", run.task, result, of_texts)
+            title = f"{self.path} on {self.split}, model of step {result['step']}"
+            _show(title, run.task, result, of_texts)
             if texts is not None:
                 console_for().print(quality_table(of_texts, run.task))
                 print(result["quality"]["said"])
@@ -410,20 +428,28 @@ def _reader(where: str, run: Any | None) -> tuple[Any, Any]:
 def _show(title: str, task: Any, result: dict[str, Any], elsewhere: list[Any] | None = None) -> None:
     """What was measured, but for rows that are shown elsewhere."""
     table = table_of(title, "metric", "value", "95 % interval")
+    table.columns[0].no_wrap = False  # where it is narrow, words fold before numbers are cut
     rows = [row for row in result["rows"] if row not in (elsewhere or ()) and "class" not in row["at"]]
+    passed = 0  # positions in the ranges so far
     for row in rows:
         if len(row["at"]) > 1:
             continue
         metric = task.metric(row["metric"])
         label = f"{metric.label} ({metric.unit})" if metric.unit else metric.label
         label += " (upper bound)" if row["kind"] == "bound" else ""
+        if not row["at"] and "at" in result:
+            label += f", at length {result['at']:,}"
         for name, place in row["at"].items():
-            label += f", {place:.0%} taken" if name == "gap" else f", {name} {place:,}"
+            if name == "position":
+                label, passed = f"{label}, positions {passed + 1:,}–{place:,}", place
+            else:
+                label += f", {place:.0%} taken" if name == "gap" else f", {name} {place:,}"
+            label += " (training)" if (name, place) == ("length", result.get("context")) else ""
         table.add_row(label, f"{row['value']:.4f}", interval(row["low"], row["high"]))
     console_for().print(table)
     for more in grid_tables(rows, task):
         console_for().print(more)
-    for more in class_tables(result) if "confusion" in result else ():
+    for more in class_tables(result, task) if "confusion" in result else ():
         console_for().print(more)
 
 

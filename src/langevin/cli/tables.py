@@ -81,7 +81,7 @@ def quality_table(rows: list[dict[str, Any]], task: Any) -> Table:
     return table
 
 
-def class_tables(result: dict[str, Any]) -> Iterator[Table]:
+def class_tables(result: dict[str, Any], task: Any) -> Iterator[Table]:
     """Of a classifier: scores by class, what was said of which class, and the surest mistakes."""
     names, counts = result["confusion"]["classes"], result["confusion"]["counts"]
     table = table_of("By class", "class", "precision", "recall", "F1", "examples")
@@ -99,7 +99,7 @@ def class_tables(result: dict[str, Any]) -> Iterator[Table]:
         for count, one, other in sorted((c for c in cells if c[0] and c[1] != c[2]), reverse=True)[:10]:
             table.add_row(escape(one), escape(other), str(count))
     yield table
-    table = table_of("The surest mistakes", "predicted", "sure", "is", "text", left=4)
+    table = table_of("The surest mistakes", "predicted", "sure", "is", task.reads, left=4)
     for wrong in result["mistakes"]:
         words = [wrong["predicted"], f"{wrong['probability']:.1%}", wrong["class"], wrong["text"][:LONGEST]]
         table.add_row(*(escape(" ".join(word.split())) for word in words))

@@ -34,6 +34,7 @@ class Images(Labelled):
     """Share of training images that are mixed with another: half blended, half by a rectangle."""
 
     head = "LangevinForImageClassification"
+    reads = "image"
 
     def __post_init__(self) -> None:
         for name in ("size", "patch"):

@@ -25,7 +25,7 @@ class Lengths(LanguageModelling):
 
     metrics = (
         Metric("nll", "loss", "nats/token", "lower"),
-        Metric("rise", "relative rise of the loss over that at the training length", "", "lower"),
+        Metric("rise", "relative change of the loss", "", "lower"),
     )
     reported: ClassVar[tuple[str, ...]] = ("nll", "rise")
     judged: ClassVar[tuple[str, ...]] = ()
@@ -104,7 +104,8 @@ class Lengths(LanguageModelling):
             )
             return Row.of(metric, found, "exact", len(unit), at)
 
-        rows = [row(metric, self.at or longest, {}) for metric in ("nll", "rise")]
+        at = self.at or longest
+        rows = [row(metric, at, {}) for metric in ("nll", "rise")]
         rows += [row(metric, n, {"length": n}) for metric in ("nll", "rise") for n in lengths]
         by_window = losses[longest].reshape(windows, longest)
         first = 0
@@ -118,7 +119,8 @@ class Lengths(LanguageModelling):
             rows.append(Row.of("nll", found, "exact", some.size, {"position": last}))
             first = last
         learned = [vars(one) for one in learned_scalars(model)]
-        return rows, {"context": context, "windows": windows, "tokens": len(unit), "learned": learned}
+        sizes = {"context": context, "at": at, "windows": windows, "tokens": len(unit)}
+        return rows, {**sizes, "learned": learned}
 
 
 def read_lengths(

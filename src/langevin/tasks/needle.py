@@ -179,6 +179,7 @@ class Needle(Task):
 
         details: dict[str, Any] = {
             "context": run.config.context,
+            "at": at,
             "rows of a cell": self.rows,
             "guessing": {"any value": 1 / self.values, "a value of the row": 1 / self.needles},
             "learned": [vars(row) for row in learned_scalars(model)],
@@ -229,4 +230,5 @@ class Needle(Task):
             self.tried_depths,
             at,
         )
-        return rows, {"rows of a cell": self.rows, "guessing": {"a number of the row": 1 / self.needles}}
+        guessing = {"a number of the row": 1 / self.needles}
+        return rows, {"at": at, "rows of a cell": self.rows, "guessing": guessing}

@@ -34,6 +34,7 @@ class Task:
     epochs: ClassVar[float | None] = None  # the usual budget; None: so much of the unit:
     budget: ClassVar[int] = 10_000_000
     usual: ClassVar[dict[str, Any]] = {}  # settings that the command line begins with
+    reads: ClassVar[str] = "text"  # what an example is, in a word: predict has a flag of this name
     used_by: ClassVar[str] = "generate"  # the command that uses its models; "": there is none
     shows_training: ClassVar[bool] = False  # whether training ends with what is measured on validation
     reported: ClassVar[tuple[str, ...]] = ()  # what comparisons show; default: all that are better one way

@@ -45,18 +45,21 @@ class Progress:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[shown]}"),
+            TextColumn("{task.fields[loss]}"),
+            TextColumn("{task.fields[valid]}"),
+            TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             disable=quiet or not writes,
         )
         self.logged_at = 0.0
         self.logged_step = 0
-        self.valid = float("nan")
         self.tokenizer: dict[Path, bytes] = {}
 
     def start(self, state: State, trainer: Trainer) -> None:
-        self.task = self.bar.add_task("training", total=state.total, completed=state.step, shown="")
+        self.task = self.bar.add_task(
+            "training", total=state.total, completed=state.step, loss="", valid="", speed=""
+        )
         self.bar.start()
         self.logged_at, self.logged_step = time.perf_counter(), state.step
         self.flops = trainer.objective.flops(trainer.model, trainer.config.context)
@@ -82,18 +85,19 @@ class Progress:
             "tokens_per_second": rate,
             "seconds": state.seconds,
         }
-        shown = f"loss {loss:.3f}  valid {self.valid:.3f}  {rate:,.0f} {trainer.task.unit}/s"
+        speed = f"{rate:,.0f} {trainer.task.unit}/s"
         if state.bad_steps:
             row["skipped_steps"] = state.bad_steps
         if self.peak is not None:
             row["utilisation"] = rate * self.flops / self.peak / trainer.world.size
-            shown += f"  {row['utilisation']:.0%} of peak"
+            speed += f"  {row['utilisation']:.0%} of peak"
         if trainer.on_gpu:
             row["peak_memory_bytes"] = torch.cuda.max_memory_allocated(trainer.device)
-            shown += f"  {row['peak_memory_bytes'] / 2**30:.1f} GiB"
+            speed += f"  {row['peak_memory_bytes'] / 2**30:.1f} GiB"
         self.write(row)
         self.logged_at, self.logged_step = now, state.step
-        self.bar.update(self.task, completed=state.step, total=state.total, shown=shown)
+        lost = f"loss {loss:.3f}"
+        self.bar.update(self.task, completed=state.step, total=state.total, loss=lost, speed=speed)
 
     def _due(self, state: State, trainer: Trainer) -> bool:
         """About once a second, and at the end; several processes agree on it every few steps."""
@@ -105,7 +109,7 @@ class Progress:
         return state.step % 8 == 0 and bool(trainer.world.agree(late))
 
     def evaluated(self, state: State, trainer: Trainer, loss: float) -> None:
-        self.valid = loss
+        self.bar.update(self.task, valid=f"valid {loss:.3f}")
         tokens, best = state.step * trainer.a_step, state.best_step == state.step
         row = {"step": state.step, "tokens": tokens, "split": "valid", "loss": loss}
         self.write({**row, "seconds": state.seconds, "best": best})

@@ -337,7 +337,8 @@ def _mistakes(results: Results) -> Table:
             cut = text[:LONGEST_MISTAKE] + "…" * (len(text) > LONGEST_MISTAKE)
             shown = [wrong["predicted"], Cell(numbers.percent(sure), sure), wrong["class"], cut]
             rows.append([titled(arm.name, part, results), *shown])
-    return Table("The surest mistakes", [*columns, Column("text", kind="words")], rows)
+    columns.append(Column(results.unit.removesuffix("s"), kind="words"))
+    return Table("The surest mistakes", columns, rows)
 
 
 def _tuning(results: Results) -> Table:
