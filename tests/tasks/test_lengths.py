@@ -89,6 +89,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
         ("--lengths 0", "a length of 0 is too short"),
         ("--objective masked", "gives no token a loss of its own"),
         ("--mask-documents True", "nothing to gain where they are kept apart"),
+        ("--lengths 9000000", "too few for a length of 9000000"),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(

@@ -45,8 +45,10 @@ class Lengths(LanguageModelling):
                 "a text longer than its documents has nothing to gain where they are kept apart",
                 "Leave --mask-documents out.",
             )
-        self.tried(config)
-        return super().prepare(config, progress)
+        longest = self.tried(config)[-1]
+        corpus = super().prepare(config, progress)
+        windows_of("test", corpus.tokens("test"), longest)
+        return corpus
 
     def masks(self, config: TrainConfig, corpus: Any) -> bool:
         return False
@@ -78,12 +80,7 @@ class Lengths(LanguageModelling):
         lengths, context = self.tried(run.config), run.config.context
         tokens = (data or self.prepare(run.config)).tokens(split)[:limit]
         longest = lengths[-1]
-        windows = (len(tokens) - 1) // longest
-        if windows < 1:
-            raise UsageError(
-                f"{split} has {len(tokens)} tokens, too few for a length of {longest}",
-                "Use shorter --lengths, or more text.",
-            )
+        windows = windows_of(split, tokens, longest)
         refuse_beyond_positions(model, longest)  # of a pretrained model
         text = torch.from_numpy(tokens[: windows * longest + 1].astype("int64"))
         model = model.to(device).eval()
@@ -121,6 +118,16 @@ class Lengths(LanguageModelling):
         learned = [vars(one) for one in learned_scalars(model)]
         sizes = {"context": context, "at": at, "windows": windows, "tokens": len(unit)}
         return rows, {**sizes, "learned": learned}
+
+
+def windows_of(split: str, tokens: Any, longest: int) -> int:
+    windows = (len(tokens) - 1) // longest
+    if windows < 1:
+        raise UsageError(
+            f"{split} has {len(tokens)} tokens, too few for a length of {longest}",
+            "Use shorter --lengths, or more text.",
+        )
+    return windows
 
 
 def read_lengths(
