@@ -142,7 +142,9 @@ def test_tuning_gives_every_arm_the_same_trials_and_takes_the_best_on_validation
     trial = load(tmp_path / "cmp" / "softmax" / "tune" / "lr-0.002").config
     assert trial.seed not in one.seeds
     assert (trial.tokens, trial.steps) == (256, None)
-    assert any("one seed that is not judged" in line for line in results.not_controlled)
+    (line,) = [line for line in results.not_controlled if "one seed that is not judged" in line]
+    assert "2 trials of 256 tokens" in line
+    assert "too large a rate for a run" in line
     assert timeless(tmp_path / "cmp") == again(one, tmp_path / "cmp")
 
 

@@ -393,6 +393,7 @@ def _tuning(plan: Plan, results: Results) -> str:
         f"Learning rates were chosen per arm by {plan.trials} trials{short} on validation, around a given "
         "rate, with one seed that is not judged; nothing else was tuned."
     )
+    told += " What is best in short trials may be too large a rate for a run." if short else ""
     lost = [arm.name for arm in arms if arm.tuning and all(trial.loss is None for trial in arm.tuning)]
     edge = [a.name for a in arms if a.tuning and a.settings.get("lr") in (a.tuning[0].lr, a.tuning[-1].lr)]
     if lost:
