@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import Any
 
 from langevin import __version__
-from langevin.cli import exported
 from langevin.errors import UsageError, WorkError, one_line, unknown
 
 # Where each command is; only that which is run is imported.
@@ -90,8 +89,11 @@ def _parse(arguments: list[str]) -> Any:
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     given = arguments[1:]
-    if name == "predict" and (light := exported.light(given)):
-        return light
+    if name == "predict":
+        from langevin.cli.exported import light
+
+        if predict := light(given):
+            return predict
     import tyro
 
     meant = command(name)
