@@ -46,7 +46,7 @@ def logits(model: Any, rows: torch.Tensor, left: int, right: int, filled: int = 
         return model(input_ids=ids, attention_mask=mask).logits
 
 
-@pytest.mark.parametrize("pooling", ["mean", "attention", "last"])
+@pytest.mark.parametrize("pooling", ["mean", "attention", "first", "last"])
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_padding_changes_nothing(mixer: str, pooling: str) -> None:
     model = classifier(mixer=mixer, pooling=pooling, positions="rope")
@@ -100,6 +100,13 @@ def test_the_first_and_the_last_token_are_not_neighbours() -> None:
         one, two = (model.model(x, attention_mask=mask).last_hidden_state for x in (rows, other))
     assert torch.equal(one[0, :15], two[0, :15])
     assert not torch.equal(one[0, -5:], two[0, -5:])
+
+
+@pytest.mark.parametrize(("pooling", "place"), [("first", 2), ("last", 4)])
+def test_a_pooled_token_is_a_real_one(pooling: str, place: int) -> None:
+    model, states = classifier(pooling=pooling), torch.randn(2, 7, 4)
+    real = torch.tensor([[0, 0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 1]]).bool()
+    assert torch.equal(model._pooled(states, real), torch.stack([states[0, place], states[1, 6]]))
 
 
 def test_a_text_of_nothing_has_an_answer() -> None:

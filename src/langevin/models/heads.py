@@ -196,6 +196,7 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
 
         mean        Σ_i h_i / n
         attention   Σ_i softmax_i(a·h_i) h_i
+        first       h_1
         last        h_n
         class       h_n of a learned token that stands behind an image
 
@@ -260,9 +261,11 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
 
     def _pooled(self, h_BLW: Tensor, real_BL: Tensor) -> Tensor:
         h_BLW = torch.where(real_BL[..., None], h_BLW, 0.0)
-        if self.config.pooling in ("last", "class"):
-            last_B = (real_BL * torch.arange(h_BLW.shape[1], device=h_BLW.device)).argmax(1)
-            return h_BLW.gather(1, last_B[:, None, None].expand(-1, 1, h_BLW.shape[2]))[:, 0]
+        if self.config.pooling in ("first", "last", "class"):
+            first = self.config.pooling == "first"
+            later_L = 1 if first else torch.arange(h_BLW.shape[1], device=h_BLW.device)
+            place_B = (real_BL * later_L).argmax(1)  # the first of the largest
+            return h_BLW.gather(1, place_B[:, None, None].expand(-1, 1, h_BLW.shape[2]))[:, 0]
         share_BL = real_BL.to(wide(h_BLW.dtype))
         if self.config.pooling == "attention":
             a_BL = self.attend(h_BLW)[..., 0].to(share_BL.dtype)

@@ -60,7 +60,7 @@ def _is_ours(model: Any) -> bool:
 @register("classify")
 @dataclass(frozen=True)
 class Classification(Objective):
-    pooling: Literal["mean", "attention", "last", "ngrams", "class"] = "mean"
+    pooling: Literal["mean", "attention", "first", "last", "ngrams", "class"] = "mean"
     """How one vector is made of those of all tokens. ngrams: a linear model of them, without layers; class:
     from a token added to an image."""
     weights: Literal["equal", "balanced"] = "equal"
