@@ -251,7 +251,7 @@ def _classes(splits: dict[str, Rows], name: str) -> list[str]:
     for split, rows in splits.items():
         if not rows:
             raise UsageError(
-                f"{name} has no rows for {split}", "Ten rows of a class or more make all three splits."
+                f"{name} has no rows for {split}", "Ten different texts of a class or more make all three."
             )
     if len(found) < 2:
         raise UsageError(

@@ -236,10 +236,8 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
             real = attention_mask.bool()
             if not (self.training or torch.compiler.is_exporting()):  # tokens first, then padding
                 order = real.logical_not().byte().argsort(dim=1, stable=True)
-                real, given = (
-                    real.gather(1, order),
-                    given[torch.arange(len(order), device=order.device)[:, None], order],
-                )
+                row = torch.arange(len(order), device=order.device)[:, None]
+                real, given = real[row, order], given[row, order]
         if isinstance(self.model, NGrams):
             if inputs_embeds is not None or options.get("output_attentions"):
                 raise UsageError("a bag of n-grams reads tokens, and has no attention weights")

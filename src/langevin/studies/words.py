@@ -389,6 +389,7 @@ def _tuning(plan: Plan, results: Results) -> str:
         told = f"Learning rates ({listed(f'{rate:g}' for rate in sorted(given))}) were given and not tuned"
         return f"{told}: others may suit other arms."
     short = f" of {plan.trial_tokens:,} {plan.task.unit}" if plan.trial_tokens else ""
+    short += " or as many FLOPs" if short and plan.equal_flops else ""
     told = (
         f"Learning rates were chosen per arm by {plan.trials} trials{short} on validation, around a given "
         "rate, with one seed that is not judged; nothing else was tuned."
