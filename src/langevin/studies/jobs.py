@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -85,16 +86,16 @@ def execute(job: Job) -> Outcome:
     except Stopped:
         return Outcome("stopped")
     except Exception as error:
-        return failed(job, one_line(error))
+        return failed(job, one_line(error), traceback.format_exc().splitlines())
     finally:
         forget()
     return Outcome("done", str(record.get("said", "")))
 
 
-def failed(job: Job, why: str) -> Outcome:
+def failed(job: Job, why: str, trace: list[str] | None = None) -> Outcome:
     with suppress(OSError, WorkError):  # a full disk is told, too
         job.failure.parent.mkdir(parents=True, exist_ok=True)
-        write_json(job.failure, {"error": why})
+        write_json(job.failure, {"error": why} | ({"traceback": trace} if trace else {}))
     return Outcome("failed", why)
 
 
