@@ -11,6 +11,7 @@ import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from small_study import arms_in, compared, flags, plan, results_in, text_in, timeless
@@ -247,6 +248,21 @@ def test_a_cpu_takes_a_run_a_core(tmp_path, monkeypatch):
     assert workers(plan(tmp_path)) == 4  # as many as there are runs
     assert workers(plan(tmp_path, seeds=tuple(range(9)))) == 8
     assert workers(plan(tmp_path), 3) == 3
+
+
+def test_a_study_of_examples_is_compiled_by_the_tokens_of_these(tmp_path):
+    """On a GPU, where compiling pays from so many FLOPs on: a budget of examples is none of tokens."""
+    shape = {"context": 100, "batch": 2, "steps": 10, "layers": 1, "width": 16, "heads": 2}
+    words = SimpleNamespace(vocab_size=10 * terms.LARGE)
+
+    def said(task, flops):
+        one = plan(tmp_path, "softmax", seeds=(0,), shape={**shape, "task": task})
+        sizes = {("", "softmax"): [SimpleNamespace(value=1), SimpleNamespace(value=flops)]}
+        return terms._worth_compiling(one, one.parts[0], sizes, words)
+
+    enough = 1.01 * terms.WORTH / (10 * 2 * 100)
+    assert [said(task, enough) for task in ("lm", "classify")] == ["on", "on"]
+    assert [said(task, enough / 1.1) for task in ("lm", "classify")] == ["loss", "off"]
 
 
 def test_metrics_at_a_matched_loss_come_from_models_on_the_way_that_are_not_kept(tmp_path):

@@ -33,6 +33,7 @@ NAMES = [
     "needle",
     "neighbor-classification",
     "neighbor-listops",
+    "neighbor-listops-nyu",
     "neighbor-memory",
     "speed",
     "ssmax-text8",
@@ -98,7 +99,7 @@ def cost_of(config):
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", ["neighbor-classification", "neighbor-listops"])
+@pytest.mark.parametrize("name", ["neighbor-classification", "neighbor-listops", "neighbor-listops-nyu"])
 def test_arms_that_say_so_have_equal_parameters_or_equal_flops(name, scale):
     plan = recipes.recipe(name).plan(scale)
     for part in plan.parts:

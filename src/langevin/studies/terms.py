@@ -162,7 +162,9 @@ def spelled_out(
 def _worth_compiling(plan: Plan, part: Part, found: Sizes, data: Any) -> Literal["on", "loss", "off"]:
     """Models, where all runs together are long enough to gain what it costs (arms compile side by side);
     else the loss, where that is much of the work."""
+    config, task = part.config, TASKS.parse(part.config.task)
+    tokens = _budget(config) * config.batch * config.context / task.tokens_a_step(config)
     flops = sum(found[part.name, arm.name][1].value for arm in part.read_arms)
-    if flops * _budget(part.config) * len(plan.seeds) > WORTH:
+    if flops * tokens * len(plan.seeds) > WORTH:
         return "on"
-    return "loss" if getattr(data, "vocab_size", 0) >= LARGE else "off"
+    return "loss" if task.unit == "tokens" and getattr(data, "vocab_size", 0) >= LARGE else "off"
