@@ -222,6 +222,7 @@ class Denoising:
         self.padded = block is None and len(lengths) > 1
         self.seed_B = torch.tensor(seeds, device=device)
         self.place_L = torch.arange(L, device=device)
+        self.numbers_2BL = [uniform(self.seed_B, self.place_L, which) for which in (0, 1)]
         self.ends = torch.tensor(ends, dtype=torch.long, device=device)
         self.forbidden = torch.tensor(forbidden, dtype=torch.long, device=device)
         self.asked_B = self.asked_BL.sum(-1)
@@ -403,8 +404,9 @@ class Denoising:
         committed_BN.copy_(torch.where(chosen_BN, self.shown_B[:, None], committed_BN))
 
     def _uniform(self, which: int) -> Tensor:
-        step = self.taken if self.remasks else 0
-        return uniform(self.seed_B, self.place_L[self.here], 2 * step + which)
+        if not self.remasks:
+            return self.numbers_2BL[which][:, self.here]
+        return uniform(self.seed_B, self.place_L[self.here], 2 * self.taken + which)
 
     def _show(self, some_B: Tensor) -> None:
         if self.watched is None:
