@@ -163,6 +163,25 @@ def gathered(module, x, i, causal, allowed, alive):
     return own.out.weight @ (total * c / (1 + (-c).exp())) + own.out.bias
 
 
+def passed_on(module, x, i, causal, allowed, alive):
+    """What token i makes of what comes from both sides, as a sum over all tokens."""
+    own, W = module.recurrent, x.shape[1]
+    projected = [own.into.weight @ y + own.into.bias for y in x]
+    heard = []
+    for side in (-1,) if causal else (-1, 1):
+        total, through, j = x.new_zeros(W), x.new_ones(W), i
+        while allowed(i, j):
+            b, v, _, f = projected[j].chunk(4)
+            if alive(j):
+                total = total + through * torch.sigmoid(b) * v
+                through = through * torch.sigmoid(f + own.keep)
+            j += side
+        heard.append(total)
+    s = heard[0] if causal else torch.cat([heard[0][: W // 2], heard[1][W // 2 :]])
+    c = projected[i].chunk(4)[2]
+    return own.out.weight @ (s * c * torch.sigmoid(c)) + own.out.bias
+
+
 def neighbor_module(module, x, *, causal, real=None, documents=None):
     """What a module of a NeighborMixer must give, token by token."""
     module = module.mixer
@@ -178,8 +197,9 @@ def neighbor_module(module, x, *, causal, real=None, documents=None):
         def alive(i, b=b):
             return real is None or bool(real[b, i])
 
-        if config.kind == "content":
-            outs.append(torch.stack([gathered(module, x[b], i, causal, allowed, alive) for i in range(L)]))
+        if config.kind in ("content", "recurrent"):
+            token = gathered if config.kind == "content" else passed_on
+            outs.append(torch.stack([token(module, x[b], i, causal, allowed, alive) for i in range(L)]))
             continue
         h = [x[b, i] if alive(i) else x.new_zeros(W) for i in range(L)]
         for iteration in range(config.iters):

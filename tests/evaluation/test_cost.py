@@ -90,6 +90,7 @@ def test_peak_memory_is_known_on_cuda_only():
         "neighbor(kind='linear')",
         "neighbor(shared=False)",
         "neighbor(kind='content')",
+        "neighbor(kind='recurrent')",
     ],
 )
 def test_the_flops_of_an_attention_free_model_are_those_that_torch_counts(mixer):

@@ -200,7 +200,10 @@ def test_a_folder_with_something_in_it_is_left_alone(run: Any, exported: Any) ->
     assert cli.main(["export", str(run.path)]) == 2
 
 
-MIXERS = ["softmax", "sima", "sigmoid", "neighbor", "neighbor(kind='linear', hops='dilated')"]
+MIXERS = [
+    *("softmax", "sima", "sigmoid", "neighbor", "neighbor(kind='linear', hops='dilated')"),
+    "neighbor(kind='recurrent')",
+]
 POOLINGS = {"softmax": "last", "sima": "attention"}
 
 

@@ -6,6 +6,7 @@ import torch
 
 import formulas
 from langevin import mixers
+from langevin.kernels.recurrence import recurrence
 from langevin.models.attention import Attention
 
 SPECS = [
@@ -122,3 +123,17 @@ def test_blocks_and_chunks_join_without_a_seam(spec, direction, length, monkeypa
         fused = mixers.attend(q, k, v, spec, **options)
         plain = mixers.attend(q, k, v, spec, implementation="reference", **options)
         torch.testing.assert_close(fused, plain, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("length", [2, 15, 16, 17, 256, 300])
+@pytest.mark.parametrize("room", [0, 1000])
+def test_a_recurrence_passes_from_chunk_to_chunk(length, room):
+    a, g = torch.rand(2, 1, length, 3, dtype=torch.float64).requires_grad_()
+    expected = [g[:, 0]]
+    for i in range(1, length):
+        expected.append(a[:, i] * expected[-1] + g[:, i])
+    actual, expected = recurrence(a, g, length + room), torch.stack(expected, 1)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    cotangent = torch.randn_like(actual)
+    ours, theirs = (torch.autograd.grad((s * cotangent).sum(), (a, g)) for s in (actual, expected))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)

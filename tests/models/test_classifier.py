@@ -20,6 +20,7 @@ from langevin.models.heads import LangevinForSequenceClassification
 MIXERS = (
     "neighbor",
     "neighbor(kind='content', hops='dilated')",
+    "neighbor(kind='recurrent')",
     "softmax",
     "ssmax",
     "sigmoid",

@@ -147,3 +147,5 @@ def test_images_of_another_size_and_corners_of_texts_are_refused() -> None:
         model(torch.zeros(1, 3, 9, 9))
     with pytest.raises(UsageError, match="tokens of a text have no corners"):
         build("neighbor(corners=True)", width=8, heads=2)
+    with pytest.raises(UsageError, match="reads along a line"):
+        LangevinForImageClassification(config(mixer="neighbor(kind='recurrent')"))

@@ -12,10 +12,17 @@ Every token says which share of v it gives and what it takes of the sum; channel
     b_i, v_i, c_i  =  W x_i;    g_i  =  σ(b_i) ⊙ v_i
     y_i  =  W_o ( SiLU(c_i) ⊙ Σ_δ ( t_δ ⊙ g_{i-δ} + t_-δ ⊙ g_{i+δ} ) )
 
+kind='recurrent' hears the next token only, which passes on what it has heard, and so all of them: half of
+the channels come from the left, half from the right. Every token says how much it lets through:
+
+    b_i, v_i, c_i, f_i  =  W x_i;    g_i  =  σ(b_i) ⊙ v_i;    a_i  =  σ(f_i + k)
+    s_i  =  a_i ⊙ s_{i-1} + g_i    or    a_i ⊙ s_{i+1} + g_i;    y_i  =  W_o ( SiLU(c_i) ⊙ s_i )
+
 Causal drops the right neighbours. Beyond the ends, across documents and at padding are zeros, in every
-iteration, so nothing wraps around and nothing bleeds. Iterations share weights unless shared=False. noise
-adds σ · rms(x) · ε to x in training. A token hears iters tokens far; dilated 2^iters - 1, kind='content'
-2^(iters - 1). (Banavara, attention-free diffusion; gates around a convolution as in Fu et al. 2022, H3)
+iteration, so nothing wraps around and nothing bleeds; kind='recurrent' steps over padding. Iterations share
+weights unless shared=False. noise adds σ · rms(x) · ε to x in training. A token hears iters tokens far;
+dilated 2^iters - 1, kind='content' 2^(iters - 1). (Banavara, attention-free diffusion; gates around a
+convolution as in Fu et al. 2022, H3; a gated linear recurrence as in De et al. 2024, Griffin)
 
 Patches of an image stand in a grid: the neighbours are then those above, left, right and below, with
 corners=True all eight, and the formulas have as many terms; beyond the edges there are zeros.
@@ -25,6 +32,7 @@ B batch, L tokens, W width, N distances.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -33,9 +41,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from langevin.errors import UsageError
-from langevin.kernels.view import View
+from langevin.kernels.recurrence import recurrence
+from langevin.kernels.view import View, wide
 from langevin.mixers.mechanism import Geometry, Wrappers, check_heads
 from langevin.mixers.spec import Spec, register
+
+LONGEST_MEMORY = 64  # tokens over which a channel of kind='recurrent' remembers at the start; others: less
 
 
 @register("neighbor")
@@ -43,7 +54,7 @@ from langevin.mixers.spec import Spec, register
 class Neighbor:
     iters: int = 4
     alpha: float = 0.5
-    kind: Literal["mlp", "linear", "content"] = "mlp"
+    kind: Literal["mlp", "linear", "content", "recurrent"] = "mlp"
     shared: bool = True
     hops: Literal[1, "dilated"] = 1
     noise: float = 0.0
@@ -56,6 +67,7 @@ class Neighbor:
         "neighbor(hops='dilated')",
         "neighbor(kind='linear')",
         "neighbor(kind='content', hops='dilated')",
+        "neighbor(kind='recurrent')",
     )
 
     def __post_init__(self) -> None:
@@ -69,6 +81,12 @@ class Neighbor:
             raise UsageError(
                 "neighbor(kind='content') learns what a token keeps, and has no iterations",
                 "Leave alpha and shared out.",
+            )
+        loop = (self.iters, self.alpha, self.shared, self.hops)
+        if self.kind == "recurrent" and loop != (4, 0.5, True, 1):
+            raise UsageError(
+                "neighbor(kind='recurrent') hears all tokens, and learns what they let through",
+                "Leave iters, alpha, shared and hops out.",
             )
         if self.hops == "dilated" and self.iters > 30:
             raise UsageError(f"neighbor(iters={self.iters}) doubles its hop too often", "Use 30.")
@@ -90,6 +108,8 @@ class Neighbor:
     @property
     def state_lengths(self) -> list[int]:
         """How many inputs are kept for what comes, of each iteration."""
+        if self.kind == "recurrent":
+            return [1]
         return [max(self.distances)] if self.kind == "content" else self.distances
 
     def offsets(self, causal: bool) -> list[int]:
@@ -118,12 +138,19 @@ class NeighborMixer(nn.Module):
         self.config: Neighbor = spec.mixer
         if self.config.corners and grid is None:
             raise UsageError("tokens of a text have no corners", "Leave corners out.")
+        if self.config.kind == "recurrent" and grid is not None:
+            raise UsageError(
+                "neighbor(kind='recurrent') reads along a line, and patches stand in a grid",
+                "Choose another kind.",
+            )
         self.content: Content | None = None
+        self.recurrent: Recurrent | None = None
         own, beside = (1, 2 if causal else 3) if grid is None else (len(self.around) // 2, len(self.around))
+        copies = 1 if self.config.shared else self.config.iters
         if self.config.kind == "content":
             self.content, copies = Content(width, 1 + self.config.iters * (beside - 1)), 0
-        else:
-            copies = 1 if self.config.shared else self.config.iters
+        elif self.config.kind == "recurrent":
+            self.recurrent, copies = Recurrent(width, max_length), 0
         step = MLPStep if self.config.kind == "mlp" else LinearStep
         self.steps = nn.ModuleList(step(width, self.config.alpha, own, beside) for _ in range(copies))
         self.geometry = Geometry(heads, width // heads, heads, layer, depth, max_length)
@@ -142,10 +169,12 @@ class NeighborMixer(nn.Module):
         a state, of which the view shows what may be seen."""
         x_BLW = self._noised(x_BLW)
         before: tuple[Tensor | None, ...] = state or (None,) * len(self.config.state_lengths)
-        if self.content is None:
-            h, kept = self._iterated(x_BLW, view, before)
-        else:
+        if self.content is not None:
             h, kept = self._by_content(self.content, x_BLW, view, *before)
+        elif self.recurrent is not None:
+            h, kept = self._passed_on(self.recurrent, x_BLW, view, *before)
+        else:
+            h, kept = self._iterated(x_BLW, view, before)
         heads = h.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return self.wrappers(heads).transpose(1, 2).flatten(-2), tuple(kept)
 
@@ -184,6 +213,30 @@ class NeighborMixer(nn.Module):
         taps_NW = content.taps.to(given.dtype).view(len(heard), self.width)
         parts = [tap * h for tap, h in zip(taps_NW, heard, strict=True)]
         return content.out(taken * sum(parts[1:], parts[0])), kept
+
+    def _passed_on(
+        self, recurrent: Recurrent, x_BLW: Tensor, view: View, before: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        if not view.free:
+            raise UsageError(
+                "what tokens pass on to each other knows no mask but padding and documents",
+                "Choose another kind of neighbor.",
+            )
+        given, through, taken = recurrent.begin(x_BLW)
+        given = only_real(given, view)
+        if view.real_BK is not None:
+            through = torch.where(view.at_queries(view.real_BK)[..., None], through, 1.0)
+        if self.causal:
+            through = only_shown(through, view, 1)
+            if before is not None:
+                first = given[:, :1] + through[:, :1] * before.view(len(given), 1, self.width)
+                given = torch.cat([first, given[:, 1:]], 1)
+            heard = recurrent.along(through, given)
+        else:
+            left, right = through.chunk(2, -1)
+            through = torch.cat([only_shown(left, view, 1), only_shown(right, view, -1)], -1)
+            heard = turned(recurrent.along(turned(through), turned(given)))
+        return recurrent.out(taken * heard.to(taken.dtype)), [heard[:, -1:]]
 
     def _longer(self, h_BLW: Tensor, before: Tensor | None, reach: int) -> Tensor:
         """h with what stands before it, or zeros, and if the right is heard zeros behind it."""
@@ -236,6 +289,34 @@ class Content(nn.Module):
     def begin(self, x_BLW: Tensor) -> tuple[Tensor, Tensor]:
         b, v, c = self.into(x_BLW).chunk(3, -1)
         return b.sigmoid() * v, F.silu(c)
+
+
+class Recurrent(nn.Module):
+    """What each token gives, lets through and takes, and what becomes of it."""
+
+    def __init__(self, width: int, max_length: int) -> None:
+        super().__init__()
+        self.max_length = max_length
+        self.into = nn.Linear(width, 4 * width)  # b, v, c and f side by side
+        tokens = torch.logspace(0, math.log10(LONGEST_MEMORY), -(-width // 2))  # on each side
+        self.keep = nn.Parameter(tokens.log().repeat(2)[:width])  # k: σ(k) = tokens / (1 + tokens)
+        self.out = nn.Linear(width, width)
+
+    def begin(self, x_BLW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """g and a, in float32 or better for their sums and products are long, and SiLU(c)."""
+        b, v, c, f = self.into(x_BLW).chunk(4, -1)
+        dtype = wide(x_BLW.dtype)
+        return (b.sigmoid() * v).to(dtype), (f.to(dtype) + self.keep.to(dtype)).sigmoid(), F.silu(c)
+
+    def along(self, a_BLW: Tensor, g_BLW: Tensor) -> Tensor:
+        exporting = torch.compiler.is_exporting()  # where nothing may depend on the length
+        return recurrence(a_BLW, g_BLW, self.max_length if exporting else a_BLW.shape[1])
+
+
+def turned(x_BLW: Tensor) -> Tensor:
+    """The second half of the channels from back to front."""
+    left, right = x_BLW.chunk(2, -1)
+    return torch.cat([left, right.flip(1)], -1)
 
 
 class MLPStep(nn.Module):
