@@ -7,6 +7,7 @@ from torch.export import Dim, export
 
 import langevin
 
+RECURRENT = "neighbor(kind='recurrent')"
 SPECS = [
     "softmax",
     "ssmax",
@@ -67,10 +68,10 @@ def test_a_few_graphs_serve_all_lengths_and_batch_sizes(spec, view):
     assert counter.frame_count <= (4 if view == "window" else 3)
 
 
-@pytest.mark.parametrize("spec", ["softmax", "sigmoid", "neighbor"])
+@pytest.mark.parametrize("spec", ["softmax", "sigmoid", "neighbor", RECURRENT])
 def test_two_graphs_of_a_module_serve_all_lengths(spec):
     torch._dynamo.reset()
-    options = {} if spec == "neighbor" else {"positions": "rope"}
+    options = {} if spec.startswith("neighbor") else {"positions": "rope"}
     counter, module = CompileCounter(), langevin.mixers.build(spec, width=16, heads=2, **options)
     compiled = torch.compile(module, fullgraph=True, backend=counter)
     for shape in ((2, 7), (3, 20), (4, 140)):
@@ -99,6 +100,29 @@ def test_an_exported_graph_has_free_lengths_and_no_operator_of_ours(spec, view):
     for shape in ((2, 4), (5, 133), (3, 256)):
         inputs = tensors(*shape)
         torch.testing.assert_close(exported.module()(*inputs), mix(*inputs))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_exported_recurrence_has_free_lengths(causal):
+    module = langevin.mixers.build(RECURRENT, width=6, heads=2, causal=causal)
+    free = {0: Dim.AUTO, 1: Dim.AUTO}
+    exported = export(module, (torch.randn(3, 18, 6),), dynamic_shapes=(free,))
+    for shape in ((2, 2), (5, 16), (3, 300), (2, 5000)):
+        x = torch.randn(*shape, 6)
+        torch.testing.assert_close(exported.module()(x), module(x))
+
+
+def test_a_recurrence_is_mapped_over_examples_by_torch_func():
+    module = langevin.mixers.build(RECURRENT, width=6, heads=2, causal=True)
+    weights, x = dict(module.named_parameters()), torch.randn(3, 20, 6)
+
+    def loss(weights, x):
+        return torch.func.functional_call(module, weights, x[None]).square().sum()
+
+    mapped = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
+    whole = torch.func.grad(lambda weights: sum(loss(weights, one) for one in x))(weights)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(mapped[name].sum(0), gradient)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

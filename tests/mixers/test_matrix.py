@@ -126,14 +126,22 @@ def test_blocks_and_chunks_join_without_a_seam(spec, direction, length, monkeypa
 
 
 @pytest.mark.parametrize("length", [2, 15, 16, 17, 256, 300])
-@pytest.mark.parametrize("room", [0, 1000])
-def test_a_recurrence_passes_from_chunk_to_chunk(length, room):
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_recurrence_passes_from_chunk_to_chunk(length, traced, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: traced)
     a, g = torch.rand(2, 1, length, 3, dtype=torch.float64).requires_grad_()
     expected = [g[:, 0]]
     for i in range(1, length):
         expected.append(a[:, i] * expected[-1] + g[:, i])
-    actual, expected = recurrence(a, g, length + room), torch.stack(expected, 1)
+    actual, expected = recurrence(a, g), torch.stack(expected, 1)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     cotangent = torch.randn_like(actual)
     ours, theirs = (torch.autograd.grad((s * cotangent).sum(), (a, g)) for s in (actual, expected))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 4), (2, 1, 4), (2, 5, 1)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_recurrence_of_no_token_of_one_or_of_one_channel(shape, causal):
+    module = mixers.build("neighbor(kind='recurrent')", width=shape[2], heads=1, causal=causal)
+    assert module(torch.randn(shape)).shape == shape

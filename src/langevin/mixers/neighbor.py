@@ -150,7 +150,7 @@ class NeighborMixer(nn.Module):
         if self.config.kind == "content":
             self.content, copies = Content(width, 1 + self.config.iters * (beside - 1)), 0
         elif self.config.kind == "recurrent":
-            self.recurrent, copies = Recurrent(width, max_length), 0
+            self.recurrent, copies = Recurrent(width), 0
         step = MLPStep if self.config.kind == "mlp" else LinearStep
         self.steps = nn.ModuleList(step(width, self.config.alpha, own, beside) for _ in range(copies))
         self.geometry = Geometry(heads, width // heads, heads, layer, depth, max_length)
@@ -231,12 +231,12 @@ class NeighborMixer(nn.Module):
             if before is not None:
                 first = given[:, :1] + through[:, :1] * before.view(len(given), 1, self.width)
                 given = torch.cat([first, given[:, 1:]], 1)
-            heard = recurrent.along(through, given)
+            heard = recurrence(through, given)
         else:
-            left, right = through.chunk(2, -1)
+            left, right = through.tensor_split(2, -1)
             through = torch.cat([only_shown(left, view, 1), only_shown(right, view, -1)], -1)
-            heard = turned(recurrent.along(turned(through), turned(given)))
-        return recurrent.out(taken * heard.to(taken.dtype)), [heard[:, -1:]]
+            heard = turned(recurrence(turned(through), turned(given)))
+        return recurrent.out((taken * heard).to(taken.dtype)), [heard[:, -1:]]
 
     def _longer(self, h_BLW: Tensor, before: Tensor | None, reach: int) -> Tensor:
         """h with what stands before it, or zeros, and if the right is heard zeros behind it."""
@@ -294,9 +294,8 @@ class Content(nn.Module):
 class Recurrent(nn.Module):
     """What each token gives, lets through and takes, and what becomes of it."""
 
-    def __init__(self, width: int, max_length: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.max_length = max_length
         self.into = nn.Linear(width, 4 * width)  # b, v, c and f side by side
         tokens = torch.logspace(0, math.log10(LONGEST_MEMORY), -(-width // 2))  # on each side
         self.keep = nn.Parameter(tokens.log().repeat(2)[:width])  # k: σ(k) = tokens / (1 + tokens)
@@ -308,14 +307,10 @@ class Recurrent(nn.Module):
         dtype = wide(x_BLW.dtype)
         return (b.sigmoid() * v).to(dtype), (f.to(dtype) + self.keep.to(dtype)).sigmoid(), F.silu(c)
 
-    def along(self, a_BLW: Tensor, g_BLW: Tensor) -> Tensor:
-        exporting = torch.compiler.is_exporting()  # where nothing may depend on the length
-        return recurrence(a_BLW, g_BLW, self.max_length if exporting else a_BLW.shape[1])
-
 
 def turned(x_BLW: Tensor) -> Tensor:
     """The second half of the channels from back to front."""
-    left, right = x_BLW.chunk(2, -1)
+    left, right = x_BLW.tensor_split(2, -1)
     return torch.cat([left, right.flip(1)], -1)
 
 
