@@ -92,6 +92,28 @@ def test_a_step_commits_one_of_each_so_many_neighbours_and_is_nearer_to_the_trut
     assert model.distance(writing.ids_BL) < 0.8 * model.distance(drawn)
 
 
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_window_writes_from_left_to_right_and_samples_from_the_truth(window: int, floor: float) -> None:
+    model = markov()
+    sampling = MaskedSampling(order="first-hitting", window=window)
+    writing = Denoising(model, [OPEN] * COUNT, sampling, list(range(COUNT)))
+    for step in range(L):
+        assert ((writing.ids_BL != V).sum(-1) == step).all()
+        assert (writing.ids_BL[:, step + window - 1 :] == V).all()
+        writing.step()
+    assert model.distance(writing.ids_BL) < floor + 0.02
+    assert model.calls == L
+
+
+def test_a_window_holds_at_least_what_a_step_has_to_commit() -> None:
+    sampling = MaskedSampling(order="confidence", window=1, steps=2)
+    writing = Denoising(markov(), [OPEN] * 9, sampling, list(range(9)))
+    writing.step()
+    assert ((writing.ids_BL != V) == torch.tensor([True, True, False, False])).all()
+    writing.step()
+    assert not writing.writing_B.any()
+
+
 @pytest.mark.parametrize("order", ["first-hitting", "confidence"])
 def test_nothing_is_written_behind_the_end_of_a_text_and_its_steps_go_before_it(order: Any) -> None:
     model, ended = markov(), Canvas([V, V, 1, V], [True] * L)
@@ -511,6 +533,10 @@ def test_the_command_line_has_the_flags_of_the_sampler(
     assert "steps=-1 must be" in said(str(run), "--steps", "-1", status=2)
     sure = ("--order", "threshold", "--steps", "4")
     assert "takes the steps that it needs" in said(str(run), *sure, status=2)
+    assert "window=-1 must be" in said(str(run), "--window", "-1", status=2)
+    anywhere = ("--order", "ancestral", "--window", "1")
+    assert "ancestral steps commit anywhere" in said(str(run), *anywhere, status=2)
+    assert said(str(run), "--prompt", "Ann", "--window", "1").startswith("Ann")
     assert "goes with ancestral steps" in said(str(run), "--remask", "cap", status=2)
     loops = ("--order", "ancestral", "--remask", "loop")
     assert said(str(run), "--prompt", "Ann", *loops, "--eta", "0.05").startswith("Ann")

@@ -4,10 +4,10 @@ A text starts as a canvas of the length that the model was trained with: what is
 call of the network predicts all open positions, and a step then takes two draws: who is committed, and
 what. `langevin.sampling.orders` has the orders, and how committed positions may be opened again.
 
-Ancestral steps and first-hitting (with a call for each token, at temperature 1) sample from the model; the
-other orders look for its modes. With fewer steps than tokens a call commits several, each drawn as if it
-were alone. Where a step changes nothing, the prediction stands and the network is not called again. The
-mask has no logit.
+Ancestral steps and first-hitting (with a call for each token, at temperature 1) sample from the model, also
+in a window of one position, which is from left to right; the other orders look for its modes. With fewer
+steps than tokens a call commits several, each drawn as if it were alone. Where a step changes nothing, the
+prediction stands and the network is not called again. The mask has no logit.
 
 A model of blocks writes one block after another in this way; a finished block is read once more, and its
 keys and values stay in a cache. On a GPU a call of the network is replayed as one CUDA graph.
@@ -53,6 +53,8 @@ class MaskedSampling(Sampling):
     """Steps to write them in, of a network call each; 0: as many as tokens."""
     order: Order = "confidence"
     """Which positions are committed first."""
+    window: int = 0
+    """Commit among the first so many open positions alone, 1: from left to right; 0: anywhere."""
     threshold: float = 0.9
     """What --order threshold is sure of."""
     remask: Remask = "none"
@@ -70,6 +72,10 @@ class MaskedSampling(Sampling):
             raise UsageError(f"steps={self.steps} must be 0 (as many as tokens) or more")
         if self.steps and self.order == "threshold":
             raise UsageError("--order threshold takes the steps that it needs", "Leave --steps out.")
+        if self.window < 0:
+            raise UsageError(f"window={self.window} must be 0 (anywhere) or more")
+        if self.window and self.order == "ancestral":
+            raise UsageError("ancestral steps commit anywhere", "Leave --window out, or choose an --order.")
         if not 0 <= self.threshold < 1:
             raise UsageError(f"threshold={self.threshold} must be from 0 to below 1")
         if self.remask != "none" and self.order != "ancestral":
@@ -374,6 +380,9 @@ class Denoising:
         number_BN, count_B1 = open_BN.cumsum(-1) - 1, open_BN.sum(-1, keepdim=True)
         left_B1 = count_B1 if order == "threshold" else (self.steps_B[:, None] - self.taken).clamp_min(1)
         commits_B1 = -(-count_B1 // left_B1.clamp_min(1))
+        if sampling.window:
+            count_B1 = torch.minimum(count_B1, commits_B1.clamp_min(sampling.window))
+            open_BN = open_BN & (number_BN < count_B1)
         score_BN = who_BN
         if order != "first-hitting":
             assert self.logits_BLV is not None
