@@ -51,6 +51,11 @@ def test_no_command_is_help_and_version_is_known():
         (["bench", "mixers", "--heads", "7"], "7 heads do not divide a width of 256"),
         (["bench", "mixers", "softmacs"], "Did you mean 'softmax'"),
         (["bench", "mixers", "--json", "nowhere/x.json"], "no such folder: nowhere"),
+        (
+            ["train", "--layers", "x"],
+            "invalid literal for int() with base 10: 'x'\nSee langevin train --help.",
+        ),
+        (["train", "--laters", "3"], "langevin: Unrecognized options: --laters, 3\nDid you mean --layers?"),
         (["convert", "no/such/model", "softmax", "--out", "x"], "no/such/model"),
         (["convert", ".", "hear", "--out", "y"], "Did you mean 'heat'"),
     ],

@@ -47,6 +47,16 @@ def test_the_commands_that_come_next_work_as_they_are_printed(
     assert capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "command", [["generate", "no", "--infill", "a ___ b"], ["evaluate", "no", "--steps", "8"]]
+)
+def test_a_folder_that_is_no_run_is_what_is_wrong_whatever_flags_come_with_it(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(command) == 2
+    assert "no is not a run folder" in capsys.readouterr().err
+
+
 def test_it_says_which_model_is_kept_and_the_bar_ends_with_the_last_loss(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

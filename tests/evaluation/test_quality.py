@@ -215,6 +215,15 @@ def test_a_sweep_that_does_not_reach_the_entropy_of_real_text_says_so() -> None:
     assert "Try higher --temperatures" in details["said"]
 
 
+def test_texts_that_are_too_short_for_an_entropy_are_said_to_be() -> None:
+    real, cold, warm = cooling([16, 4, 8], [2.0, 1.0, 1.5])
+    short = [replace(one, tokens=[ids[:9] for ids in one.tokens]) for one in (cold, warm)]
+    said = quality.compared([real, *short], np.arange(30), 1.0)[1]["said"]
+    assert said.startswith("No text that was written has 64 tokens")
+    said = quality.compared([real, short[0], warm], np.arange(30), 1.0)[1]["said"]
+    assert "they have none, 2.079" in said
+
+
 def test_the_judge_scores_a_text_from_its_beginning_as_if_it_were_alone(judge: Judge) -> None:
     texts = ["Ben and Mia met at the pond.", "", "Ben had a kite. " * 6, "Zoe"]
     found = judge.judged(texts)

@@ -154,6 +154,20 @@ def test_relative_noise_of_neighbor_scales_with_its_input():
         module.train()
 
 
+@pytest.mark.parametrize("spec", mixers.MIXERS["neighbor"].examples)
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_stands_at_padding_reaches_neither_output_nor_gradients_of_neighbor(spec, causal):
+    module = mixers.build(spec, width=8, heads=2, causal=causal)
+    x, real = torch.randn(2, 6, 8), torch.ones(2, 6, dtype=torch.bool)
+    real[0, :2] = real[1, 4:] = False
+    found = []
+    for content in (0.0, math.nan):
+        given = torch.where(real[..., None], x, content).requires_grad_()
+        out = module(given, key_padding_mask=real)[real]
+        found.append([out, *torch.autograd.grad(out.square().sum(), [given, *module.parameters()])])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_state_sizes():
     def size(spec, length, **options):
         return mixers.build(spec, width=64, heads=4, **options).state_size(length)

@@ -532,7 +532,7 @@ def test_what_does_not_go_with_it_is_refused_in_words(
     assert "must have k 0 or more" in refused("sparse(k=-1)")
     assert "'soft' or 'full'" in refused("sparse(state='hard')")
     assert "gap=2.0) must be from 0 to 1" in refused("sparse(gap=2.0)")
-    with pytest.raises(UsageError, match="sparse trains a model that sees both sides"):
+    with pytest.raises(UsageError, match="sparse has no --init"):
         Sparse().check(small(tmp_path, init="gpt2"))
     assert "several of them at one place" in refused("sparse(state='full')", "--mixer", "neighbor")
 

@@ -547,6 +547,8 @@ def test_the_command_line_has_the_flags_of_the_sampler(
     assert "temperature=-1.0 must be" in said(str(run), "--temperature", "-1", status=2)
     long = said(str(run), "--prompt", "Ann had " * 9, status=2)
     assert "0 tokens are to be written after a prompt of" in long
+    few = said(str(run), "--infill", "Ann ___ had ___", "--tokens", "1", status=2)
+    assert "1 tokens are to be written in 2 gaps" in few
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LANGEVIN_CACHE", str(tmp_path / "cache"))
         ar = train(small(tmp_path, steps=4), tmp_path / "ar", quiet=True)[0].path

@@ -113,8 +113,9 @@ def _refused(said: str, name: str) -> UsageError:
     """What the option parser has against a command: its box of several lines, in two."""
     lines = [line.strip(" │╭╮╰╯") for line in said.splitlines()]
     lines = [line for line in lines if line and not line.startswith("─")]
-    text = " ".join(lines)
-    cause = re.split(r" Perhaps you meant| For full helptext| Similar arguments| ─", text)[0]
+    # In ASCII the box is a title and rules of dashes; what a group of options says begins with its name.
+    text = re.sub(r"^([\w ]+ -{9,} )?(Error parsing \w+: )?", "", " ".join(lines))
+    cause = re.split(r" Perhaps you meant| For full helptext| (?:Similar|Argument) \w+| ─| -{9}", text)[0]
     near = re.search(r"(?:Perhaps you meant:?|Similar arguments:?).*?(--[\w-]+)", text)
     meant = f"Did you mean {near[1]}? " if near else ""
     return UsageError(cause or "the options cannot be read", f"{meant}See langevin {name} --help.")

@@ -6,6 +6,7 @@ on behind the last whole row of it.
 """
 
 import csv
+import io
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -205,7 +206,7 @@ def predict_file(
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     kept = _written(part) or [["row", "label", "probability", *names]]
-    done = len(kept) - 1
+    done = (len(kept) - 1) // AT_ONCE * AT_ONCE  # the same texts as ever stand in a batch
     try:
         with (
             open(part, "w", encoding="utf-8", newline="") as target,
@@ -213,7 +214,7 @@ def predict_file(
         ):
             task = bar.add_task("classifying", total=total, completed=done)
             writer, rest = csv.writer(target), islice(texts(), done, None)
-            writer.writerows(kept)
+            writer.writerows(kept[: 1 + done])
             while some := list(islice(rest, AT_ONCE)):
                 real = [text for text in some if text]
                 found = iter(classify(real) if real else ())
@@ -237,4 +238,4 @@ def _written(part: Path) -> list[list[str]]:
     if not part.exists():
         return []
     text = part.read_bytes().decode("utf-8", "replace")
-    return list(csv.reader(text.splitlines(keepends=True)))[:-1]
+    return list(csv.reader(io.StringIO(text, newline="")))[:-1]

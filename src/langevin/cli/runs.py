@@ -242,6 +242,10 @@ class WithSampling:
         words = [a for before, a in zip(("", *arguments), arguments, strict=False) if before != "--judge"]
         run = next((Path(a) for a in words if (Path(a) / "config.yaml").is_file()), None)
         if run is None:
+            if arguments and not arguments[0].startswith("-") and flag(arguments, "--task") is None:
+                raise UsageError(
+                    f"{arguments[0]} is not a run folder", "Give a folder made by langevin train."
+                )
             return kind(tyro.MISSING)
         from langevin.objectives import OBJECTIVES
 

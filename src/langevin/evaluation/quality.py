@@ -196,7 +196,7 @@ def compared(
     for at, values in zip(places, matched(plain, entropy, pair), strict=True):
         rows += [Row(name, float(x), _kind(name), at, n=N) for name, x in zip(PLAIN, values, strict=True)]
     rows += [Row(name, value, "cost", one.at) for one in sets for name, value in one.costs.items()]
-    details: dict[str, Any] = {"width": width, "matched": None, "said": _apart(entropy)}
+    details: dict[str, Any] = {"width": width, "matched": None, "said": _apart(entropy, width)}
     if pair is not None:
         cold, warm = (one.at["temperature"] for one in sets[pair : pair + 2])
         details["matched"] = cold + float(_share(entropy, pair)) * (warm - cold)
@@ -231,10 +231,12 @@ def _share(entropy: Array, pair: int) -> Array:
         return np.clip((entropy[..., 0] - low) / (high - low), -1, 2)
 
 
-def _apart(entropy: Array) -> str:
+def _apart(entropy: Array, width: int) -> str:
     """Why there is nothing at the entropy of real text."""
-    found = ", ".join(f"{x:.3f}" for x in entropy[1:])
-    above = bool(np.nanmin(entropy[1:], initial=math.inf) > entropy[0])
+    if np.isnan(entropy[1:]).all():
+        return f"No text that was written has {width} tokens, of which entropies are: none is comparable."
+    found = ", ".join("none" if math.isnan(x) else f"{x:.3f}" for x in entropy[1:])
+    above = bool(np.nanmin(entropy[1:]) > entropy[0])
     return (
         f"No two neighbouring temperatures lie around the entropy of real text, {entropy[0]:.3f} nats ("
         f"they have {found}): none is comparable. Try {'lower' if above else 'higher'} --temperatures."

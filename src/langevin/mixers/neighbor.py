@@ -167,7 +167,7 @@ class NeighborMixer(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Mixed x, and the state after it: the last inputs of every iteration. x comes after the tokens of
         a state, of which the view shows what may be seen."""
-        x_BLW = self._noised(x_BLW)
+        x_BLW = only_real(self._noised(x_BLW), view)
         before: tuple[Tensor | None, ...] = state or (None,) * len(self.config.state_lengths)
         if self.content is not None:
             h, kept = self._by_content(self.content, x_BLW, view, *before)
@@ -181,7 +181,7 @@ class NeighborMixer(nn.Module):
     def _iterated(
         self, x_BLW: Tensor, view: View, before: tuple[Tensor | None, ...]
     ) -> tuple[Tensor, list[Tensor]]:
-        h, L, kept = only_real(x_BLW, view), x_BLW.shape[1], []
+        h, L, kept = x_BLW, x_BLW.shape[1], []
         for i, hop in enumerate(self.config.distances):
             if self.grid is None:
                 longer = self._longer(h, before[i], hop)

@@ -108,7 +108,7 @@ class Masked(Objective):
     def check(self, config: TrainConfig) -> None:
         if config.init is not None:
             raise UsageError(
-                f"{self.name} trains a model that sees both sides, and {config.init} looks back only",
+                f"{self.name} has no --init: it trains a model that sees both sides from its beginning",
                 "Leave --init out.",
             )
         if self.block is None:

@@ -45,9 +45,9 @@ def begun(
     given, prompt = [True] * len(tokens), len(tokens)
     asked = sampling.tokens or (GAP_TOKENS * len(after) if after else (context or 0) - prompt)
     if asked < max(1, len(after)):
+        where = f"in {len(after)} gaps" if after else f"after a prompt of {prompt}"
         raise UsageError(
-            f"{max(0, asked)} tokens are to be written after a prompt of {prompt}",
-            "Shorten the prompt, or give --tokens.",
+            f"{max(0, asked)} tokens are to be written {where}", "Give more --tokens, or a shorter prompt."
         )
     parts = after or [""]
     for i, text in enumerate(parts):
