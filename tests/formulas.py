@@ -179,7 +179,8 @@ def passed_on(module, x, i, causal, allowed, alive):
         heard.append(total)
     s = heard[0] if causal else torch.cat([heard[0][: W // 2], heard[1][W // 2 :]])
     c = projected[i].chunk(4)[2]
-    return own.out.weight @ (s * c * torch.sigmoid(c)) + own.out.bias
+    r = (1 - torch.sigmoid(own.keep) ** 2) ** 0.5
+    return own.out.weight @ (r * s * c * torch.sigmoid(c)) + own.out.bias
 
 
 def neighbor_module(module, x, *, causal, real=None, documents=None):

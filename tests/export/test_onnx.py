@@ -204,7 +204,7 @@ MIXERS = [
     *("softmax", "sima", "sigmoid", "neighbor", "neighbor(kind='linear', hops='dilated')"),
     "neighbor(kind='recurrent')",
 ]
-POOLINGS = {"softmax": "last", "sima": "attention"}
+POOLINGS = {"softmax": "last", "sima": "attention", "neighbor(kind='recurrent')": "ends"}
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def logits(model: Any, rows: torch.Tensor, left: int, right: int, filled: int = 
         return model(input_ids=ids, attention_mask=mask).logits
 
 
-@pytest.mark.parametrize("pooling", ["mean", "attention", "first", "last"])
+@pytest.mark.parametrize("pooling", ["mean", "attention", "first", "last", "ends"])
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_padding_changes_nothing(mixer: str, pooling: str) -> None:
     model = classifier(mixer=mixer, pooling=pooling, positions="rope")
@@ -108,6 +108,13 @@ def test_a_pooled_token_is_a_real_one(pooling: str, place: int) -> None:
     model, states = classifier(pooling=pooling), torch.randn(2, 7, 4)
     real = torch.tensor([[0, 0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 1]]).bool()
     assert torch.equal(model._pooled(states, real), torch.stack([states[0, place], states[1, 6]]))
+
+
+def test_both_ends_of_a_text_are_joined() -> None:
+    model, states = classifier(pooling="ends"), torch.randn(1, 7, 16)
+    real = torch.tensor([[0, 0, 1, 1, 1, 0, 0]]).bool()
+    joined = torch.nn.functional.gelu(model.join(torch.cat([states[:, 2], states[:, 4]], 1)))
+    torch.testing.assert_close(model._pooled(states, real), joined)
 
 
 def test_a_text_of_nothing_has_an_answer() -> None:

@@ -16,7 +16,9 @@ kind='recurrent' hears the next token only, which passes on what it has heard, a
 the channels come from the left, half from the right. Every token says how much it lets through:
 
     b_i, v_i, c_i, f_i  =  W x_i;    g_i  =  σ(b_i) ⊙ v_i;    a_i  =  σ(f_i + k)
-    s_i  =  a_i ⊙ s_{i-1} + g_i    or    a_i ⊙ s_{i+1} + g_i;    y_i  =  W_o ( SiLU(c_i) ⊙ s_i )
+    s_i  =  a_i ⊙ s_{i-1} + g_i    or    a_i ⊙ s_{i+1} + g_i;    y_i  =  W_o ( SiLU(c_i) ⊙ r ⊙ s_i )
+
+with r = √(1 - σ(k)²), so that a channel that remembers long, and sums up more, is not louder than others.
 
 Causal drops the right neighbours. Beyond the ends, across documents and at padding are zeros, in every
 iteration, so nothing wraps around and nothing bleeds; kind='recurrent' steps over padding. Iterations share
@@ -46,7 +48,7 @@ from langevin.kernels.view import View, wide
 from langevin.mixers.mechanism import Geometry, Wrappers, check_heads
 from langevin.mixers.spec import Spec, register
 
-LONGEST_MEMORY = 64  # tokens over which a channel of kind='recurrent' remembers at the start; others: less
+LONGEST_MEMORY = 1000  # tokens over which a channel of kind='recurrent' remembers at first; others: less
 
 
 @register("neighbor")
@@ -302,10 +304,11 @@ class Recurrent(nn.Module):
         self.out = nn.Linear(width, width)
 
     def begin(self, x_BLW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """g and a, in float32 or better for their sums and products are long, and SiLU(c)."""
+        """g and a, in float32 or better for their sums and products are long, and r ⊙ SiLU(c)."""
         b, v, c, f = self.into(x_BLW).chunk(4, -1)
-        dtype = wide(x_BLW.dtype)
-        return (b.sigmoid() * v).to(dtype), (f.to(dtype) + self.keep.to(dtype)).sigmoid(), F.silu(c)
+        k = self.keep.to(wide(x_BLW.dtype))
+        r = ((1 + k.sigmoid()) * (-k).sigmoid()).sqrt()
+        return (b.sigmoid() * v).to(k.dtype), (f.to(k.dtype) + k).sigmoid(), r.to(c.dtype) * F.silu(c)
 
 
 def turned(x_BLW: Tensor) -> Tensor:

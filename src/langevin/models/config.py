@@ -12,7 +12,7 @@ POSITIONS = ("none", "learned", "sinusoidal", "rope", "alibi")
 MLPS = ("gelu", "swiglu")
 NORMS = ("layernorm", "rmsnorm")
 CANDIDATES = ("none", "soft", "full")
-POOLINGS = ("mean", "attention", "first", "last", "ngrams", "class")
+POOLINGS = ("mean", "attention", "first", "last", "ends", "ngrams", "class")
 STEMS = ("patches", "convolutions")
 
 
@@ -20,8 +20,8 @@ class LangevinConfig(PreTrainedConfig):
     """One pre-norm transformer whose mixer is a spec, or a list with one spec per layer.
 
     positions: none, learned, sinusoidal, rope or alibi; mlp: gelu or swiglu; norm: layernorm or rmsnorm.
-    candidates: what positions of a masked model hold beside tokens, none, soft or full. pooling:
-    how a classifier makes one vector of its tokens, mean, attention, first, last or (of images) class, or
+    candidates: what positions of a masked model hold beside tokens, none, soft or full. pooling: how a
+    classifier makes one vector of its tokens, mean, attention, first, last, ends or (of images) class, or
     ngrams: it has no layers; temperature: what its logits are divided by outside training.
 
     image_size: the side of the images that it reads instead of tokens, 0 for none, in patches of patch_size

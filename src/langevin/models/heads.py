@@ -198,6 +198,7 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
         attention   Σ_i softmax_i(a·h_i) h_i
         first       h_1
         last        h_n
+        ends        GELU(W [h_1, h_n] + b)
         class       h_n of a learned token that stands behind an image
 
     over its n real tokens; ngrams: from none, by a linear model of tokens and pairs of them (`NGrams`).
@@ -212,6 +213,8 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
             self.model = LangevinModel(config)
             if config.pooling == "attention":
                 self.attend = nn.Linear(config.hidden_size, 1, bias=False)
+            if config.pooling == "ends":
+                self.join = nn.Linear(2 * config.hidden_size, config.hidden_size)
             self.dropout = nn.Dropout(config.dropout)
             self.score = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
@@ -259,13 +262,16 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
 
     def _pooled(self, h_BLW: Tensor, real_BL: Tensor) -> Tensor:
         h_BLW = torch.where(real_BL[..., None], h_BLW, 0.0)
-        if self.config.pooling in ("first", "last", "class"):
-            first = self.config.pooling == "first"
-            later_L = 1 if first else torch.arange(h_BLW.shape[1], device=h_BLW.device)
-            place_B = (real_BL * later_L).argmax(1)  # the first of the largest
-            return h_BLW.gather(1, place_B[:, None, None].expand(-1, 1, h_BLW.shape[2]))[:, 0]
+        pooling = self.config.pooling
+        if pooling in ("first", "last", "ends", "class"):
+            later_L = torch.arange(h_BLW.shape[1], device=h_BLW.device)
+            first_B, last_B = (order.argmax(1) for order in (real_BL.int(), real_BL * later_L))
+            places = {"first": [first_B], "ends": [first_B, last_B]}.get(pooling, [last_B])
+            place_BN1 = torch.stack(places, 1)[..., None]  # argmax: the first of the largest
+            h_BW = h_BLW.gather(1, place_BN1.expand(-1, -1, h_BLW.shape[2])).flatten(1)
+            return F.gelu(self.join(h_BW)) if pooling == "ends" else h_BW
         share_BL = real_BL.to(wide(h_BLW.dtype))
-        if self.config.pooling == "attention":
+        if pooling == "attention":
             a_BL = self.attend(h_BLW)[..., 0].to(share_BL.dtype)
             a_BL = torch.where(real_BL, a_BL, torch.finfo(a_BL.dtype).min)
             share_BL = share_BL * (a_BL - a_BL.amax(1, keepdim=True)).exp()

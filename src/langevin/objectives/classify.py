@@ -60,9 +60,9 @@ def _is_ours(model: Any) -> bool:
 @register("classify")
 @dataclass(frozen=True)
 class Classification(Objective):
-    pooling: Literal["mean", "attention", "first", "last", "ngrams", "class"] = "mean"
-    """How one vector is made of those of all tokens. ngrams: a linear model of them, without layers; class:
-    from a token added to an image."""
+    pooling: Literal["mean", "attention", "first", "last", "ends", "ngrams", "class"] = "mean"
+    """How one vector is made of those of all tokens. ends: of the first and the last by a hidden layer;
+    ngrams: a linear model of them, without layers; class: from a token added to an image."""
     weights: Literal["equal", "balanced"] = "equal"
     """balanced: every class counts the same, however many texts it has."""
     smoothing: float = 0.0
