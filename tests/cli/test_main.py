@@ -35,6 +35,12 @@ def test_importing_langevin_does_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_text_that_a_terminal_has_no_letters_for_is_no_error():
+    done = langevin("list", "recipes", env=os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "90"})
+    assert done.returncode == 0, done.stderr
+    assert "?" in done.stdout
+
+
 def test_no_command_is_help_and_version_is_known():
     assert "check" in langevin().stdout
     assert langevin("--version").stdout.startswith("langevin 0.")
