@@ -184,9 +184,11 @@ def test_predictions_are_those_of_evaluation_and_go_on_where_they_stopped(
 
 
 def test_rows_that_were_written_are_read_again_whatever_their_class_is_called(tmp_path: Path) -> None:
-    rows = [["row", "label"], ["1", "a\u2028b\x85"], ["2", 'c\n"d"'], ["3", "torn"]]
+    rows = [["row", "label"], ["1", "a\u2028b\x85"], ["2", 'c\n"d"'], ["3", "e"]]
     with open(tmp_path / "part", "w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
+    assert predict._written(tmp_path / "part") == rows
+    (tmp_path / "part").write_bytes((tmp_path / "part").read_bytes()[:-2])  # torn
     assert predict._written(tmp_path / "part") == rows[:-1]
 
 

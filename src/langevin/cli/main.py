@@ -47,8 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
     warnings.showwarning = _warn
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where it has no letters for a text
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does, where letters are missing
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the memory profiler announces itself otherwise
     try:
         if arguments == ["--version"]:

@@ -2,7 +2,7 @@
 
 What runs an exported file imports neither torch nor what needs it. Rows are written as they are done, into
 a file beside the one asked for that is named by the model, the table and its column: the same command goes
-on behind the last whole row of it.
+on behind the last whole batch in it.
 """
 
 import csv
@@ -234,8 +234,9 @@ def predict_file(
 
 
 def _written(part: Path) -> list[list[str]]:
-    """The rows of a file that was not finished, but for the last, which may be torn."""
+    """The whole rows of a file that was not finished."""
     if not part.exists():
         return []
     text = part.read_bytes().decode("utf-8", "replace")
-    return list(csv.reader(io.StringIO(text, newline="")))[:-1]
+    rows = list(csv.reader(io.StringIO(text, newline="")))
+    return rows if text.endswith("\r\n") else rows[:-1]

@@ -569,7 +569,7 @@ class Generate(WithSampling):
             self.html.write_text(player(traces, decode, "How texts appeared", facts), encoding="utf-8")
             console.print(f"The page is {self.html}")
         if self.json:
-            print(json.dumps([text.as_dict() for text in texts], indent=2, ensure_ascii=False))
+            print(json.dumps([text.as_dict() for text in texts], indent=2))
         return 0
 
 

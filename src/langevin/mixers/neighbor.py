@@ -18,7 +18,8 @@ the channels come from the left, half from the right. Every token says how much 
     b_i, v_i, c_i, f_i  =  W x_i;    g_i  =  σ(b_i) ⊙ v_i;    a_i  =  σ(f_i + k)
     s_i  =  a_i ⊙ s_{i-1} + g_i    or    a_i ⊙ s_{i+1} + g_i;    y_i  =  W_o ( SiLU(c_i) ⊙ r ⊙ s_i )
 
-with r = √(1 - σ(k)²), so that a channel that remembers long, and sums up more, is not louder than others.
+with r = √(1 - σ(k)²): where what tokens give averages out, a channel that remembers long is no louder than
+others; a mean still adds up.
 
 Causal drops the right neighbours. Beyond the ends, across documents and at padding are zeros, in every
 iteration, so nothing wraps around and nothing bleeds; kind='recurrent' steps over padding. Iterations share

@@ -30,7 +30,8 @@ def flops_of(model: Any, context: int, block: int | None = None) -> float:
     """Training FLOPs a token, forward and backward.
 
     6 for each parameter that a token is multiplied with (all matrices, the output head among them, its
-    share of an image's convolutions, tables that are only looked up not), and for each attention module:
+    share of an image's convolutions, what is read once a text as if every token were, tables that are only
+    looked up not), and for each attention module:
     6 · width · context where it is causal and sees half the context on average; 12 · width · head width for
     a recurrent mixer; nothing for an attention-free one, whose work is in its matrices. With blocks, every
     token is read twice and predicted once, and sees its block and those before it.

@@ -202,7 +202,7 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
         class       h_n of a learned token that stands behind an image
 
     over its n real tokens; ngrams: from none, by a linear model of tokens and pairs of them (`NGrams`).
-    Padding may stand at either side; a text of nothing is the zero vector.
+    Padding may stand at either side; a text of nothing is the zero vector, or GELU(b).
     """
 
     def __init__(self, config: LangevinConfig) -> None:

@@ -4,9 +4,9 @@ A text starts as a canvas of the length that the model was trained with: what is
 call of the network predicts all open positions, and a step then takes two draws: who is committed, and
 what. `langevin.sampling.orders` has the orders, and how committed positions may be opened again.
 
-Ancestral steps and first-hitting (with a call for each token, at temperature 1) sample from the model, also
-in a window of one position, which is from left to right; the other orders look for its modes. With fewer
-steps than tokens a call commits several, each drawn as if it were alone. Where a step changes nothing, the
+Ancestral steps, first-hitting and a window of one position, which is from left to right, (with a call for
+each token, at temperature 1) sample from the model; the other orders look for its modes. With fewer steps
+than tokens a call commits several, each drawn as if it were alone. Where a step changes nothing, the
 prediction stands and the network is not called again. The mask has no logit.
 
 A model of blocks writes one block after another in this way; a finished block is read once more, and its

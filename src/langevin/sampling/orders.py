@@ -8,8 +8,8 @@
     threshold       wherever the likeliest token has more than a given probability, or the best place
 
 What is drawn in one step is drawn as if it were alone, and neighbours depend on each other the most. So
-where n positions are open and a step has to commit c of them, every order but the first and last commits
-the best of each n/c neighbours.
+where n positions are open (in the window, if there is one) and a step has to commit c of them, every order
+but the first and last commits the best of each n/c neighbours.
 
 Ancestral steps may also open what was committed, each position with probability σ, and then commit so much
 more that as many are open as before: the masked share m(t) stays what it is for any σ up to
