@@ -405,7 +405,7 @@ def test_what_does_not_go_with_it_is_refused_in_words(
     assert "know no schedule" in refused(*by, "masked(block=4, schedule='cosine-a')")
     assert not (tmp_path / "run").exists()
     ar, _ = train(small(tmp_path), tmp_path / "ar", quiet=True)
-    assert "looks back only" in refused(*by, "masked", "--init", str(ar.path))
+    assert "masked has no --init" in refused(*by, "masked", "--init", str(ar.path))
     assert cli.main(["evaluate", str(ar.path), "--masks", "3"]) == 2
     assert "--masks is for likelihoods that are bounds" in capsys.readouterr().err
 
