@@ -243,9 +243,9 @@ class WithSampling:
         run = next((Path(a) for a in words if (Path(a) / "config.yaml").is_file()), None)
         if run is None:
             if arguments and not arguments[0].startswith("-") and flag(arguments, "--task") is None:
-                raise UsageError(
-                    f"{arguments[0]} is not a run folder", "Give a folder made by langevin train."
-                )
+                from langevin.runs import load
+
+                load(arguments[0])  # refused
             return kind(tyro.MISSING)
         from langevin.objectives import OBJECTIVES
 

@@ -265,9 +265,9 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
         pooling = self.config.pooling
         if pooling in ("first", "last", "ends", "class"):
             later_L = torch.arange(h_BLW.shape[1], device=h_BLW.device)
-            first_B, last_B = (order.argmax(1) for order in (real_BL.int(), real_BL * later_L))
-            places = {"first": [first_B], "ends": [first_B, last_B]}.get(pooling, [last_B])
-            place_BN1 = torch.stack(places, 1)[..., None]  # argmax: the first of the largest
+            ends = [real_BL.int().argmax(1), (real_BL * later_L).argmax(1)]  # the first of the largest
+            places = ends if pooling == "ends" else [ends[0 if pooling == "first" else 1]]
+            place_BN1 = torch.stack(places, 1)[..., None]
             h_BW = h_BLW.gather(1, place_BN1.expand(-1, -1, h_BLW.shape[2])).flatten(1)
             return F.gelu(self.join(h_BW)) if pooling == "ends" else h_BW
         share_BL = real_BL.to(wide(h_BLW.dtype))
