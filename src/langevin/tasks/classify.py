@@ -6,7 +6,7 @@ from typing import Any
 from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
 from langevin.settings import TrainConfig
-from langevin.tasks.task import Task, refuse_training_split, register
+from langevin.tasks.task import Task, register
 
 
 class Labelled(Task):
@@ -70,10 +70,8 @@ class Labelled(Task):
         import torch
 
         from langevin.evaluation import classes
-        from langevin.evaluation.attention import learned_scalars
         from langevin.objectives.classify import logits_of, temperature_of
 
-        refuse_training_split(split)
         texts = data or self.prepare(run.config)
         rows, temperature = some_rows(texts, split, limit), temperature_of(model)
         model = model.to(device).eval()
@@ -98,13 +96,7 @@ class Labelled(Task):
             }
             for i, said, sure in classes.surest_mistakes(logits, labels, temperature)
         ]
-        learned = [vars(row) for row in learned_scalars(model)]
-        return measured, {
-            "context": run.config.context,
-            "learned": learned,
-            "mistakes": mistakes,
-            **details,
-        }
+        return measured, {"context": run.config.context, "mistakes": mistakes, **details}
 
 
 @register("classify")

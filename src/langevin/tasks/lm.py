@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
 from langevin.settings import TrainConfig
-from langevin.tasks.task import Task, refuse_training_split, register
+from langevin.tasks.task import Task, register
 
 MASKS = 8  # of a window, where the likelihood is a bound
 
@@ -150,11 +150,9 @@ class LanguageModelling(Task):
         (`quality.Wanted`), of which told hears."""
         import torch
 
-        from langevin.evaluation.attention import learned_scalars
         from langevin.evaluation.documents import Documents
         from langevin.objectives.ar import Strided
 
-        refuse_training_split(split)
         if run.objective.likelihood is None:
             raise UsageError(
                 f"the objective {run.objective.name} has no likelihood",
@@ -172,12 +170,7 @@ class LanguageModelling(Task):
             return Strided(tokens, context, stride, batch, counts=corpus.scored)
 
         model = model.to(device).eval()
-        details = {
-            "context": context,
-            "stride": stride,
-            "by documents": apart,
-            "learned": [asdict(row) for row in learned_scalars(model)],
-        }
+        details = {"context": context, "stride": stride, "by documents": apart}
         judged: list[Row] = []
         if texts is not None:
             from langevin.evaluation import quality

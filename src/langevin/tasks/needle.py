@@ -7,7 +7,7 @@ from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
 from langevin.settings import TrainConfig
 from langevin.tasks.lengths import read_lengths, read_numbers
-from langevin.tasks.task import Task, refuse_training_split, register
+from langevin.tasks.task import Task, register
 
 NOISE = "noise"
 TIMES = (1, 2, 4, 8)
@@ -157,10 +157,8 @@ class Needle(Task):
         import torch
 
         from langevin.data.synthetic.needle import Draw
-        from langevin.evaluation.attention import learned_scalars
         from langevin.evaluation.retrieval import by_length_and_depth, likeliest, wilson
 
-        refuse_training_split(split)
         data, lengths = data or self.prepare(run.config), self.tried(run.config)
         at, model = self.at or lengths[-1], model.to(device).eval()
 
@@ -182,7 +180,6 @@ class Needle(Task):
             "at": at,
             "rows of a cell": self.rows,
             "guessing": {"any value": 1 / self.values, "a value of the row": 1 / self.needles},
-            "learned": [vars(row) for row in learned_scalars(model)],
         }
         if self.form == "needle":
 

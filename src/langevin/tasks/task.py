@@ -82,7 +82,7 @@ class Task:
     def measure(
         self, run: Any, model: Any, split: str, *args: Any, **options: Any
     ) -> tuple[list[Row], dict[str, Any]]:
-        """What a model of a run is worth on a split, and details that are no single numbers.
+        """What a model of a run is worth on valid or test, and details that are no single numbers.
 
         Every task takes the options device, batch (rows at a time), limit (the first so many tokens) and
         data (as prepared, where they are at hand); more of them are its own.
@@ -100,8 +100,3 @@ class Task:
     def metric(self, name: str) -> Metric:
         known = {metric.name: metric for metric in self.metrics}
         return known.get(name) or Metric(name, name.replace("_", " "), "", "neither")
-
-
-def refuse_training_split(split: str) -> None:
-    if split not in ("valid", "test"):
-        raise UsageError(f"split={split!r} must be 'valid' or 'test'", "Training data are for training.")
