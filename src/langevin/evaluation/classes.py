@@ -66,13 +66,13 @@ def measure(
     macro = Estimate(float(scores["f1"].mean()), *np.percentile(again["f1"].mean(-1), (2.5, 97.5)).tolist())
     assert found.accuracy is not None
     rows = [
-        _row("accuracy", found.accuracy, "exact", len(truth)),
-        _row("macro_f1", macro, "exact", len(truth)),
-        _row("nll", found.nll, "exact", len(truth)),
-        _row("ece", sure.ece, "diagnostic", len(truth)),
-        _row("brier", sure.brier, "diagnostic", len(truth)),
-        _row("plain_nll", before.nll, "exact", len(truth)),
-        _row("plain_ece", unsure.ece, "diagnostic", len(truth)),
+        Row.of("accuracy", found.accuracy, "exact", len(truth)),
+        Row.of("macro_f1", macro, "exact", len(truth)),
+        Row.of("nll", found.nll, "exact", len(truth)),
+        Row.of("ece", sure.ece, "diagnostic", len(truth)),
+        Row.of("brier", sure.brier, "diagnostic", len(truth)),
+        Row.of("plain_nll", before.nll, "exact", len(truth)),
+        Row.of("plain_ece", unsure.ece, "diagnostic", len(truth)),
         Row("ece_floor", sure.ece_floor.mean, "diagnostic"),
         Row("temperature", temperature, "diagnostic"),
     ]
@@ -80,7 +80,7 @@ def measure(
         ends = np.percentile(again[name], (2.5, 97.5), axis=0)
         for label, value, low, high, true in zip(names, values, *ends, table.sum(-1), strict=True):
             estimate = Estimate(float(value), float(low), float(high))
-            rows.append(_row(name, estimate, "exact", int(true), {"class": label}))
+            rows.append(Row.of(name, estimate, "exact", int(true), {"class": label}))
     for label, counts in zip(names, table, strict=True):
         for other, count in zip(names, counts, strict=True):
             total, at = int(counts.sum()), {"class": label, "predicted": other}
@@ -147,9 +147,3 @@ def _of_images(run: Any, batch: int, probabilities: Any) -> Any:
         return np.concatenate([probabilities(pixel_values=pixels) for pixels in read])
 
     return classify
-
-
-def _row(name: str, estimate: Estimate, kind: Any, n: int, at: dict[str, Any] | None = None) -> Row:
-    low, high = estimate.low, estimate.high
-    se = None if low is None or high is None else (high - low) / 3.92  # of a normal 95 % interval
-    return Row(name, estimate.value, kind, at or {}, se, n, low, high)
