@@ -6,7 +6,7 @@ from typing import Any
 from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
 from langevin.settings import TrainConfig
-from langevin.tasks.task import Task, register
+from langevin.tasks.task import Task, objective_of, register, tokenizer_of
 
 
 class Labelled(Task):
@@ -36,9 +36,7 @@ class Labelled(Task):
     shows_training = True
 
     def check(self, config: TrainConfig) -> None:
-        from langevin.objectives import OBJECTIVES
-
-        if OBJECTIVES.parse(config.objective).name != self.objective:
+        if objective_of(config).name != self.objective:
             raise UsageError(
                 f"the objective {config.objective} predicts no classes", "Leave --objective out."
             )
@@ -111,14 +109,9 @@ class Classify(Labelled):
         self.check(config)
         from langevin import data
 
-        tokenizer = config.tokenizer
-        if tokenizer is None and config.init is not None:
-            from langevin.models.pretrained import tokenizer_of
-
-            tokenizer = tokenizer_of(config.init)
         return data.prepare_labelled(
             config.data,
-            tokenizer,
+            tokenizer_of(config),
             context=config.context,
             text_column=self.text_column,
             label_column=self.label_column,

@@ -8,7 +8,7 @@ from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
 from langevin.settings import TrainConfig
 from langevin.tasks.lm import LanguageModelling
-from langevin.tasks.task import register
+from langevin.tasks.task import objective_of, register
 
 T = TypeVar("T")
 FIRST = 16  # tokens of the first bin of positions; each further one ends at twice the place
@@ -34,9 +34,7 @@ class Lengths(LanguageModelling):
         return sorted({config.context, *read_lengths(self.lengths, config, (1, 2, 4, 8, 16), self.at)})
 
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
-        from langevin.objectives import OBJECTIVES
-
-        if OBJECTIVES.parse(config.objective).likelihood != "exact":
+        if objective_of(config).likelihood != "exact":
             raise UsageError(
                 f"the objective {config.objective} gives no token a loss of its own", "Use --objective ar."
             )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
 from langevin.settings import TrainConfig
-from langevin.tasks.task import Task, register
+from langevin.tasks.task import Task, objective_of, register, tokenizer_of
 
 MASKS = 8  # of a window, where the likelihood is a bound
 
@@ -71,7 +71,7 @@ class LanguageModelling(Task):
     )
 
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
-        if self.mask_documents and not _objective(config).causal:
+        if self.mask_documents and not objective_of(config).causal:
             raise UsageError(
                 f"with the objective {config.objective} a document's borders would give its length away",
                 "Leave --mask-documents out.",
@@ -84,12 +84,7 @@ class LanguageModelling(Task):
         from langevin import data
 
         own: dict[str, Any] = {} if self.text_column is None else {"text_column": self.text_column}
-        tokenizer = config.tokenizer
-        if tokenizer is None and config.init is not None:
-            from langevin.models.pretrained import tokenizer_of
-
-            tokenizer = tokenizer_of(config.init)
-        corpus = data.prepare(config.data, tokenizer=tokenizer, progress=progress, **own)
+        corpus = data.prepare(config.data, tokenizer=tokenizer_of(config), progress=progress, **own)
         for split, least in (("train", config.context + 2), ("valid", config.context + 1)):
             if len(corpus.tokens(split)) < least:
                 raise UsageError(
@@ -110,7 +105,7 @@ class LanguageModelling(Task):
         the borders where a document ends, and have it for nothing."""
         if self.mask_documents is not None:
             return self.mask_documents
-        return bool(corpus.has_documents) and _objective(config).causal
+        return bool(corpus.has_documents) and objective_of(config).causal
 
     def model_settings(self, config: TrainConfig, data: Any) -> dict[str, Any]:
         return {
@@ -190,12 +185,6 @@ class LanguageModelling(Task):
         true = corpus.true_nats_per_token(split)
         rows += [] if true is None else [Row("true_nll", true, "exact")]
         return [*rows, *judged], {**details, **more}
-
-
-def _objective(config: TrainConfig) -> Any:
-    from langevin.objectives import OBJECTIVES
-
-    return OBJECTIVES.parse(config.objective)
 
 
 def _exact(

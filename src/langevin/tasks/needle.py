@@ -7,7 +7,7 @@ from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
 from langevin.settings import TrainConfig
 from langevin.tasks.lengths import read_lengths, read_numbers
-from langevin.tasks.task import Task, register
+from langevin.tasks.task import Task, objective_of, register
 
 NOISE = "noise"
 TIMES = (1, 2, 4, 8)
@@ -83,9 +83,7 @@ class Needle(Task):
         return lengths
 
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
-        from langevin.objectives import OBJECTIVES
-
-        if OBJECTIVES.parse(config.objective).likelihood != "exact":
+        if objective_of(config).likelihood != "exact":
             raise UsageError(
                 f"the objective {config.objective} does not predict what comes last", "Use --objective ar."
             )

@@ -100,3 +100,18 @@ class Task:
     def metric(self, name: str) -> Metric:
         known = {metric.name: metric for metric in self.metrics}
         return known.get(name) or Metric(name, name.replace("_", " "), "", "neither")
+
+
+def objective_of(config: TrainConfig) -> Any:
+    from langevin.objectives import OBJECTIVES
+
+    return OBJECTIVES.parse(config.objective)
+
+
+def tokenizer_of(config: TrainConfig) -> str | None:
+    """The one that is named, or that of the model of --init; None: the usual one of the data."""
+    if config.tokenizer is not None or config.init is None:
+        return config.tokenizer
+    from langevin.models import pretrained
+
+    return pretrained.tokenizer_of(config.init)
