@@ -104,6 +104,14 @@ def fetch(name: str, texts: HubTexts | None, folder: Path, looked_for: str, here
         ) from error
 
 
+def fetched(name: str, texts: HubTexts | None, file: str) -> Path:
+    """The folder of a named set that is fetched, as `$LANGEVIN_DATA` does not have its file."""
+    root, folder = data_root(), cache_root() / "sources" / name
+    looked_for = f"{(root or Path('$LANGEVIN_DATA')) / file}"
+    fetch(name, texts, folder, looked_for if root else f"{looked_for} (LANGEVIN_DATA is not set)")
+    return folder
+
+
 def _fetch(texts: HubTexts, folder: Path) -> None:
     """Write the files into the folder, all or none."""
     load = partial(import_module("datasets").load_dataset, texts.repository, texts.config)

@@ -33,7 +33,7 @@ import numpy as np
 
 from langevin.data import labelled, order
 from langevin.data.examples import Labelled
-from langevin.data.hub import HubTexts, cache_root, data_root, fetch
+from langevin.data.hub import HubTexts, cache_root, data_root, fetched
 from langevin.data.local import SPLIT_NAMES
 from langevin.data.shards import kept, seal
 from langevin.data.sources import fingerprint
@@ -124,12 +124,8 @@ def cifar_folder() -> Path | None:
 
 
 def _cifar_files() -> dict[str, list[Path]]:
-    folder = cifar_folder()
-    if folder is None:
-        root = data_root()
-        wanted = (root or Path("$LANGEVIN_DATA")) / "cifar-10" / "cifar-10-batches-bin" / "test_batch.bin"
-        folder = cache_root() / "sources" / "cifar-10"
-        fetch("cifar-10", CIFAR_HUB, folder, f"{wanted}{'' if root else ' (LANGEVIN_DATA is not set)'}")
+    wanted = "cifar-10/cifar-10-batches-bin/test_batch.bin"
+    folder = cifar_folder() or fetched("cifar-10", CIFAR_HUB, wanted)
     official = any((folder / file).is_file() for file in CIFAR_FILES["train"][1:])
     groups = {}
     for split, some in CIFAR_FILES.items():  # the Hub has one file of each split

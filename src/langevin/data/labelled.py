@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from langevin.data import order, tables
-from langevin.data.hub import HubTexts, cache_root, data_root, fetch
+from langevin.data.hub import HubTexts, cache_root, data_root, fetch, fetched
 from langevin.data.local import by_split
 from langevin.data.sources import Source, fingerprint
 from langevin.data.synthetic.listops import LRA, NYU, ListOps
@@ -52,11 +52,10 @@ class NamedSet:
     def find(self, name: str) -> tuple[dict[str, Path], Read]:
         if files := self.here():
             return files, partial(self._named, self.read, self.first)
-        place, root = cache_root() / "sources" / name, data_root()
+        place = cache_root() / "sources" / name
         if not place.is_dir():
-            wanted = (root or Path("$LANGEVIN_DATA")) / self.folder / next(iter(self.files.values()))
             made = HubTexts(self.hub, HUB_FILES, columns=("text", "label")) if self.hub else None
-            fetch(name, made, place, f"{wanted}{'' if root else ' (LANGEVIN_DATA is not set)'}")
+            fetched(name, made, f"{self.folder}/{next(iter(self.files.values()))}")
         read = partial(self._named, partial(_columns, text=("text",), label="label"), 0)
         return {split: place / f"{split}.jsonl" for split in TRAIN_TEST}, read
 

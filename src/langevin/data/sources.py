@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from langevin.data.hub import HubTexts, cache_root, data_root, fetch
+from langevin.data.hub import HubTexts, cache_root, data_root, fetched
 from langevin.data.local import LocalText
 from langevin.data.synthetic.stories import Stories
 from langevin.data.texts import SPLITS, Stream, Texts, documents_of, read_text, split_between
@@ -47,7 +47,7 @@ class NamedText:
     """sha256 of the files everybody has, where there is one such file."""
 
     def find(self, name: str) -> Source:
-        folder = self.folder(name) or self._fetched(name)
+        folder = self.folder(name) or fetched(name, self.hub, f"{name}/{self.files[0]}")
         paths = {file: folder / file for file in self.files}
         for path in paths.values():
             if not path.is_file():
@@ -67,15 +67,6 @@ class NamedText:
         """The folder that holds the set on this machine."""
         roots = [data_root(), cache_root() / "sources"]
         return next((root / name for root in roots if root is not None and (root / name).is_dir()), None)
-
-    def _fetched(self, name: str) -> Path:
-        root = data_root()
-        looked_for = str((root or Path("$LANGEVIN_DATA")) / name / self.files[0])
-        if root is None:
-            looked_for += " (LANGEVIN_DATA is not set)"
-        folder = cache_root() / "sources" / name
-        fetch(name, self.hub, folder, looked_for)
-        return folder
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
