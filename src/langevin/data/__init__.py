@@ -13,6 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from langevin.data.corpus import Corpus, same_data
     from langevin.data.examples import LabelledTexts
 
@@ -74,36 +76,26 @@ def prepare_labelled(
 
 def names() -> list[dict[str, Any]]:
     """The sources that have a name; here: whether they can be prepared without network."""
-    from langevin.data import images, labelled
-    from langevin.data.sources import GENERATED, NAMED, NamedText
+    from langevin.data import images, labelled, sources
 
     rows: list[dict[str, Any]] = []
-    every: dict[str, Any] = {**GENERATED, **NAMED}
-    for name, source in every.items():
-        row = {"name": name, "kind": "generated", "about": source.about, "tokenizer": source.tokenizer}
-        if isinstance(source, NamedText):
-            folder = source.folder(name)
-            paths = [] if folder is None else [folder / file for file in source.files]
-            here = bool(paths) and all(path.is_file() for path in paths)
-            size = sum(path.stat().st_size for path in paths) if here else None
-            rows.append({**row, "kind": "text", "here": here, "bytes": size})
-        else:
-            rows.append({**row, "here": True, "bytes": None})
+
+    def add(name: str, kind: str, about: str, tokenizer: str, here: bool, *files: Path) -> None:
+        row = {"name": name, "kind": kind, "about": about, "tokenizer": tokenizer, "here": here}
+        rows.append({**row, "bytes": sum(path.stat().st_size for path in files) or None})
+
+    for name, made in sources.GENERATED.items():
+        add(name, "generated", made.about, made.tokenizer, True)
+    for name, text in sources.NAMED.items():
+        folder = text.folder(name)
+        files = [] if folder is None else [folder / file for file in text.files]
+        here = bool(files) and all(path.is_file() for path in files)
+        add(name, "text", text.about, text.tokenizer, here, *(files if here else ()))
     for name, (about, _) in labelled.GENERATED.items():
-        row = {"name": name, "kind": "generated, labelled", "about": about, "tokenizer": "spaces"}
-        rows.append({**row, "here": True, "bytes": None})
+        add(name, "generated, labelled", about, "spaces", True)
     for name, known in labelled.NAMED.items():
-        files = known.here()
-        row = {
-            "name": name,
-            "kind": "labelled",
-            "about": known.about,
-            "tokenizer": labelled.USUAL_TOKENIZER,
-        }
-        size = sum(path.stat().st_size for path in files.values()) if files else None
-        rows.append({**row, "here": bool(files), "bytes": size})
+        some = known.here().values()
+        add(name, "labelled", known.about, labelled.USUAL_TOKENIZER, bool(some), *some)
     for name, about in images.ABOUT.items():
-        here = name == "digits" or images.cifar_folder() is not None
-        row = {"name": name, "kind": "images", "about": about, "tokenizer": ""}
-        rows.append({**row, "here": here, "bytes": None})
+        add(name, "images", about, "", name == "digits" or images.cifar_folder() is not None)
     return rows
