@@ -208,16 +208,12 @@ class Masked(Objective):
         return found_BL
 
     def predicted(self, model: Any, batch: Batch, masked_BL: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
-        """Logits (B, L, V) of a batch in which some tokens are masked, and the tokens (B, L)."""
-        out, x_BL = self.read(model, batch, masked_BL, **more)
-        return out.logits, x_BL
-
-    def read(self, model: Any, batch: Batch, masked_BL: Tensor, **more: Any) -> tuple[Any, Tensor]:
-        """The model's output, and the tokens; more is what else the model reads."""
+        """Logits (B, L, V) of a batch in which some tokens are masked, and the tokens (B, L); more is what
+        else the model reads."""
         x_BL = batch["tokens"][:, 1:]
         places = {name: batch[name][:, 1:] for name in ("position_ids",) if name in batch}
         if self.block is None:
-            return model(input_ids=x_BL, masked=masked_BL, **places, **more), x_BL
+            return model(input_ids=x_BL, masked=masked_BL, **places, **more).logits, x_BL
         if places:
             raise UsageError(
                 "blocks cannot tell packed documents apart", "Leave position_ids or block out."
@@ -230,7 +226,7 @@ class Masked(Objective):
             attention_mask=two_parts(L, self.block, device),
             logits_to_keep=L,
         )
-        return out, x_BL
+        return out.logits, x_BL
 
     def flops(self, model: Any, context: int) -> float:
         return flops_of(model, context, self.block) * self.passes / 3

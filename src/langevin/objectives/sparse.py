@@ -191,8 +191,8 @@ class Sparse(Masked):
                 fed = fed & (batch["progress"] >= self.warmup)
         part: Batch = {name: batch[name][some] for name in ("tokens", "position_ids") if name in batch}
         with torch.no_grad():
-            out, _ = self.read(model, part, earlier_BL[some])
-            found = likeliest(out.logits, self.k)
+            logits_BLV, _ = super().predicted(model, part, earlier_BL[some])
+            found = likeliest(logits_BLV, self.k)
             found["probabilities"] *= fed[some][:, None, None]
         return {name: x.new_zeros(B, *x.shape[1:]).index_copy(0, some, x) for name, x in found.items()}
 
