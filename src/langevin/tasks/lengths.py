@@ -84,34 +84,28 @@ class Lengths(LanguageModelling):
             n: score(model, Strided(text, n, batch=max(1, batch * context // n)), device=device).nll
             for n in lengths
         }
-        unit = np.arange(len(text) - 1) // longest
 
-        def row(metric: str, n: int, at: dict[str, Any]) -> Row:
-            base = np.ones(len(unit)) if metric == "nll" else losses[context]
-            sums = per_unit(np.stack([base, losses[n]]), unit)
+        def row(metric: str, n: int, at: dict[str, Any], places: slice = slice(None)) -> Row:
+            loss, base = (losses[m].reshape(windows, longest)[:, places] for m in (n, context))
+            base = np.ones(loss.shape) if metric == "nll" else base
+            sums = per_unit(np.stack([base.ravel(), loss.ravel()]), np.arange(loss.size) // loss.shape[1])
             (found,) = bootstrap(
                 sums,
                 lambda s: s[..., 1:] / s[..., :1] - (metric == "rise"),
                 resamples=resamples,
                 seed=0,
             )
-            return Row.of(metric, found, "exact", len(unit), at)
+            return Row.of(metric, found, "exact", loss.size, at)
 
         at = self.at or longest
         rows = [row(metric, at, {}) for metric in ("nll", "rise")]
         rows += [row(metric, n, {"length": n}) for metric in ("nll", "rise") for n in lengths]
-        by_window = losses[longest].reshape(windows, longest)
         first = 0
         while first < longest:
             last = min(longest, 2 * first or FIRST)
-            some = by_window[:, first:last]
-            sums = per_unit(
-                np.stack([np.ones(some.size), some.ravel()]), np.arange(some.size) // some.shape[1]
-            )
-            (found,) = bootstrap(sums, lambda s: s[..., 1:] / s[..., :1], resamples=resamples, seed=0)
-            rows.append(Row.of("nll", found, "exact", some.size, {"position": last}))
+            rows.append(row("nll", longest, {"position": last}, slice(first, last)))
             first = last
-        return rows, {"context": context, "at": at, "windows": windows, "tokens": len(unit)}
+        return rows, {"context": context, "at": at, "windows": windows, "tokens": len(text) - 1}
 
 
 def windows_of(split: str, tokens: Any, longest: int) -> int:
