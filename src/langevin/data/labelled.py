@@ -182,9 +182,7 @@ def _tables(path: Path) -> dict[str, list[Path]]:
     if path.is_file():
         return {"": files}
     names = [file.relative_to(path).as_posix() for file in files]
-    return {
-        split: [path / name for name in some] for split, some in by_split(path, names, TRAIN_TEST).items()
-    }
+    return by_split(path, names, TRAIN_TEST)
 
 
 def texts_of(rows: dict[str, Rows], name: str) -> Texts:

@@ -50,9 +50,7 @@ class LocalText:
         else:
             found = (at for at in path.rglob("*") if at.is_file() and at.suffix.lower() in SUFFIXES)
             names = sorted(at.relative_to(path).as_posix() for at in found)
-            groups = {
-                split: [path / name for name in some] for split, some in by_split(path, names).items()
-            }
+            groups = by_split(path, names)
         kinds = {tables.is_table(at): at.name for files in groups.values() for at in files}
         if len(kinds) == 2:
             raise UsageError(
@@ -96,7 +94,7 @@ class LocalText:
             yield from tables.rows(path, self.text_column) if tables.is_table(path) else documents_of(path)
 
 
-def by_split(path: Path, names: list[str], needed: tuple[str, ...] = SPLITS) -> dict[str, list[str]]:
+def by_split(path: Path, names: list[str], needed: tuple[str, ...] = SPLITS) -> dict[str, list[Path]]:
     """The files of train, valid and test, where names say so; all of them under "" where none does.
 
     Files of a set differ in the name of the split (and in numbers) alone: train.txt, val.txt, test.txt;
@@ -132,7 +130,7 @@ def by_split(path: Path, names: list[str], needed: tuple[str, ...] = SPLITS) -> 
             "name one file, which is then cut.",
         )
     if not whole:
-        return {"": names}
+        return {"": [path / name for name in names]}
     words = sets[whole[0]]
     if len(words) > len({SPLIT_NAMES[word] for word in words}):
         raise UsageError(
@@ -142,7 +140,7 @@ def by_split(path: Path, names: list[str], needed: tuple[str, ...] = SPLITS) -> 
     if others := sorted({*names}.difference(*groups.values())):
         shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         warnings.warn(f"{path} is split into {', '.join(words)}: {shown} left out", stacklevel=2)
-    return {split: groups[split] for split in SPLITS if split in groups}
+    return {split: [path / name for name in groups[split]] for split in SPLITS if split in groups}
 
 
 def _has_separator(path: Path) -> bool:
