@@ -9,7 +9,8 @@ import llama_like
 import pytest
 import torch
 
-from langevin.data import prepare, same_data
+from langevin.data import prepare
+from langevin.data.corpus import same_data
 from langevin.data.tokenizers import encode_prompt
 
 STORIES = [

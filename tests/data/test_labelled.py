@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from langevin import data
 from langevin.data import hub, labelled, order, tables
 from langevin.data.corpus import same_data
-from langevin.data.examples import few_lengths
+from langevin.data.examples import LabelledTexts, few_lengths
 from langevin.data.synthetic.listops import LRA, NYU, ListOps
 from langevin.errors import UsageError
 
@@ -193,7 +193,7 @@ def from_the_hub(monkeypatch: pytest.MonkeyPatch, splits: dict[str, list[dict[st
     monkeypatch.setattr(hub, "import_module", lambda name: library)
 
 
-def of_the_hub(tokenizer: str = "bytes", label: str = "stars") -> data.LabelledTexts:
+def of_the_hub(tokenizer: str = "bytes", label: str = "stars") -> LabelledTexts:
     columns = {"text_column": "review", "label_column": label}
     return data.prepare_labelled("someone/films", tokenizer, context=16, progress=False, **columns)
 

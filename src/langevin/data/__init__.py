@@ -9,24 +9,15 @@ Nothing is imported before it is used: what runs an exported file has little mem
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from langevin.data.corpus import Corpus, same_data
+    from langevin.data.corpus import Corpus
     from langevin.data.examples import LabelledTexts
 
-__all__ = ["Corpus", "LabelledTexts", "names", "prepare", "prepare_labelled", "same_data"]
-
-_MODULES = {"Corpus": "corpus", "same_data": "corpus", "LabelledTexts": "examples"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"langevin.data.{_MODULES[name]}"), name)
-    raise AttributeError(f"module 'langevin.data' has no attribute {name!r}")
+__all__ = ["names", "prepare", "prepare_labelled"]
 
 
 def prepare(name: str, tokenizer: str | None = None, *, progress: bool = True, **settings: Any) -> Corpus:
