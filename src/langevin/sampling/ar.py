@@ -111,15 +111,8 @@ class Decoding:
 
     @torch.no_grad()
     def next(self) -> list[int]:
-        if self.begun:
-            self.step()
-        else:
-            self._step()
-            # What a step reads has its place from here on.
-            self.ids, self.place = self.ids[:, -1:].contiguous(), self.place[:, -1:].contiguous()
-            self.ids.copy_(self.token)
-            self.place += 1
-            self.begun = True
+        self.step(self.begun)  # the prompt has a shape of its own, which comes once
+        self.begun = True
         tokens: list[int] = self.ids[:, 0].tolist()
         return tokens
 
@@ -133,11 +126,12 @@ class Decoding:
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
-        self.token = self._choose(logits)
+        token = self._choose(logits)
         self.written += 1
-        if self.begun:
-            self.ids.copy_(self.token)
-            self.place += 1
+        # What a step reads has its place from here on.
+        self.ids, self.place = self.ids[:, -1:].contiguous(), self.place[:, -1:].contiguous()
+        self.ids.copy_(token)
+        self.place += 1
 
     def _choose(self, logits_BV: Tensor) -> Tensor:
         if not self.warpers:
