@@ -69,7 +69,7 @@ def bounded(
         raise UsageError("no token is scored", "The text is empty, or the windows mark nothing.")
     nll = np.concatenate(parts)
     by_masks = math.sqrt(square) / len(nll) if masks > 1 else None
-    return TokenBounds(nll, np.concatenate(units).astype(np.int64), masks, by_masks)
+    return TokenBounds(nll, np.concatenate(units).astype(np.int64), by_masks)
 
 
 @torch.no_grad()
@@ -93,4 +93,4 @@ def left_to_right(
         parts.append(found_BL[scored].numpy())
         units.append((torch.arange(seen, seen + len(tokens))[:, None].expand(scored.shape))[scored].numpy())
         seen += len(tokens)
-    return TokenBounds(np.concatenate(parts), np.concatenate(units), 0, None)
+    return TokenBounds(np.concatenate(parts), np.concatenate(units))

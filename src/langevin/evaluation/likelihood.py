@@ -66,8 +66,7 @@ class TokenBounds:
 
     nll: NDArray[Any]  # a token's share, in nats: it says nothing of that token alone
     unit: NDArray[np.int64]
-    masks: int  # over which each is the mean
-    masks_se: float | None  # of the mean over tokens, by the choice of masks alone
+    masks_se: float | None = None  # of the mean over tokens, by the choice of masks alone
 
     def __len__(self) -> int:
         return len(self.nll)
