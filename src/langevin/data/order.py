@@ -1,6 +1,6 @@
-"""The order in which a stream of tokens is trained on and evaluated: pure functions, no state.
+"""The order in which a stream of tokens is trained on: pure functions, no state.
 
-Training. The N tokens of a split are a circle: the last is followed by the first. From a seeded start o,
+The N tokens of a split are a circle: the last is followed by the first. From a seeded start o,
 block j covers the C targets o + jC ... o + jC + C-1 (mod N), and its window is one token longer at the
 left. Blocks follow each other round the circle without end, so the N targets from eN to (e+1)N are epoch
 e: each token exactly once, whether or not C divides N, and the cuts move by N mod C from one epoch to the
@@ -12,8 +12,6 @@ Examples of their own, such as labelled texts, come once an epoch, in batches of
 Epoch e takes the slots eN to (e+1)N: the batches across its ends are filled at random, all others are cut
 from its examples sorted by length, and come in an order permuted by (seed, epoch). Where all are of one
 size, such as images, the order of an epoch is a permutation.
-
-Evaluation. Windows of C targets move on by `stride`, and only their new targets are scored: each once.
 """
 
 from functools import lru_cache
