@@ -4,7 +4,7 @@ A task's own few settings are its fields: they are flags of the command line und
 Nothing heavy is imported before it is used, as `--help` shows them.
 """
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
@@ -13,13 +13,6 @@ from langevin.settings import CONTEXT, TrainConfig
 
 TASKS = Registry("task", 'name(key=value, ...), for example "lm"')
 register = TASKS.register
-
-
-class Data(Protocol):
-    """What a task prepares: splits with hashes."""
-
-    manifest: dict[str, Any]  # says what the data are, with the sha256 of every split
-    tokenizer: Any  # (or image processor) is saved beside the model; None: there is none
 
 
 class Task:
@@ -50,7 +43,8 @@ class Task:
         return {}
 
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
-        """The data of a run (see `Data`)."""
+        """The data of a run, with a `manifest` that says what they are, the sha256 of every split in it,
+        and a `tokenizer` (or image processor) that is saved beside the model; None: there is none."""
         raise NotImplementedError(f"{type(self).__name__} must say what its data are")
 
     def model_settings(self, config: TrainConfig, data: Any) -> dict[str, Any]:
