@@ -63,9 +63,8 @@ def gather(
     )
     seeds = tuple(sorted({run.config.seed for run in runs}))
     part = Part(tuple(arm.text for arm, _, _ in groups.values()), shared)
-    plan = Plan(
-        (part,), seeds, title or f"{len(runs)} runs on {Path(runs[0].config.data).name}", metrics, primary
-    )
+    title = title or f"{len(runs)} runs on {Path(runs[0].config.data).name}"
+    plan = Plan((part,), seeds, title=title, metrics=metrics, primary=primary)
     facts = {
         "data": data_facts(runs[0].environment["data"], runs[0].config.data),
         "commands": [shlex.join(["langevin", "report", *map(str, paths)])],
