@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from langevin import figures
 from langevin.evaluation.rows import Metric, Row
-from langevin.figures import Ends, Grid, Heads, Line, Mark
+from langevin.figures import Ends, Grid, Line, Mark
 from langevin.studies.numbers import (
     common_spread,
     counted,
@@ -37,7 +37,7 @@ class Drawing:
     figure: Figure
     told: Sequence[str]
     note: str = ""
-    lines: Sequence[Line | Heads] = ()
+    lines: Sequence[Line] = ()
 
     @property
     def on_page(self) -> Chart:
@@ -180,9 +180,9 @@ def scalars(results: Results, part: PartResult) -> list[Drawing]:
     for name, by_arm in found.items():
         learned = []
         for arm_name, heads in by_arm.items():
-            values = [(layer, fmean(seeds)) for (layer, _), seeds in heads.items()]
-            learned.append(Heads(arm_name, marks(results)[arm_name], values))
-        told = [f"{one.name} at {counted(len(one.values), 'head')}" for one in learned]
+            layers, means = [layer for layer, _ in heads], [fmean(seeds) for seeds in heads.values()]
+            learned.append(Line(arm_name, marks(results)[arm_name], layers, means))
+        told = [f"{one.name} at {counted(len(one.x), 'head')}" for one in learned]
         title = titled(f"Learned {name} by layer", part, results)
         made.append(
             Drawing(title, figures.scalars(learned, f"{name} (learned value)"), told, lines=learned)
