@@ -5,7 +5,6 @@ from typing import Any
 
 from langevin import figures
 from langevin.studies.numbers import number
-from langevin.studies.plan import slug
 from langevin.studies.report.page import Cell, Chart, Column, Page, Part, Section, Table
 from langevin.studies.report.study import claims_table
 from langevin.studies.results import Answer
@@ -28,7 +27,7 @@ def speed_page(results: dict[str, Any], answers: list[Answer]) -> Page:
         mixers, training = results["mixers"], results["training"]
         rounds = training["settings"]["rounds"]
         drawn = [_chart(mixers["rows"], part, ratio) for part in PARTS for ratio in RATIOS]
-        hero = [chart for chart in drawn[:2] if chart]
+        hero = drawn[:2]
         measured = [
             Section("mixers", "Mixers alone", [Part("charts", drawn[2:]), _mixers(mixers["rows"])]),
             Section("training", "Training steps", [_training(training["rows"])]),
@@ -68,9 +67,8 @@ def _by_length(rows: list[dict[str, Any]], key: str) -> Chart:
 def _lines(
     rows: list[dict[str, Any]], name: str, key: str, title: str, label: str, level: float | None = None
 ) -> Chart:
-    lines, drawn = figures.by_length(rows, name, key, label, level)
-    legend = [(line.index, line.name) for line in lines]
-    return Chart(title, figures.svg(drawn, slug(f"speed {title}")), told=title, legend=legend)
+    lines, figure = figures.by_length(rows, name, key, label, level)
+    return Chart(title, figure, [label], lines=lines)
 
 
 def _table(caption: str, heads: list[tuple[str, str, str]], rows: list[dict[str, Any]]) -> Table:
