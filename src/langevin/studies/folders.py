@@ -47,14 +47,7 @@ def gather(
             raise UsageError(
                 f"{run.path} is the same arm with the same seed as another run", "Leave one of them out."
             )
-        rows, details = work.measured(run, run.task.prepare(run.config), "cpu", None, evaluation)
-        examples = tuple(details.pop("examples", ()))
-        made = work.environment_of(run)
-        found.append(
-            RunResult(
-                run.config.seed, "done", None, tuple(rows), work.curve_of(run), examples, details, made
-            )
-        )
+        found.append(work.measured(run, run.task.prepare(run.config), "cpu", None, evaluation))
     arms = tuple(
         ArmResult(
             arm.name, arm.changes, tuple(found), tuple(work.sizes(run.config, run.task.prepare(run.config)))
