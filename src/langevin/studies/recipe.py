@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+from langevin.bench.mixers import Settings
 from langevin.errors import UsageError, unknown
 from langevin.evaluation.quality import OF_SETS, TEMPERATURES
 from langevin.settings import TrainConfig, parse_yaml
@@ -58,11 +59,11 @@ class Benches:
     """What a recipe of costs measures: with `mixers`, what `bench mixers` is given, and `bench train` with
     the model of `training`; with `edge`, training steps of classifiers as `bench edge` has them."""
 
-    training: dict[str, Any]
+    training: TrainConfig
     vocab: int
     rounds: int
     seconds: float = 1.0
-    mixers: dict[str, Any] = field(default_factory=dict)
+    mixers: Settings | None = None
     edge: dict[str, Any] = field(default_factory=dict)
 
 
@@ -183,9 +184,6 @@ def read(text: str, name: str) -> Recipe:
     for claim in found.claims:
         if claim.arm not in ("*", *arms):
             raise unknown(f"arm in a claim of {name}", claim.arm, arms)
-    for chosen in found.scales.values():
-        if chosen.benches is not None:
-            TrainConfig.of(chosen.benches.training, where)
     for speed in found.speeds:
         if speed.arm not in found.arms:
             raise unknown(f"arm in a claim of {name}", speed.arm, found.arms)
