@@ -38,15 +38,8 @@ WRITTEN = (  # into the folder of a study, beside those of the arms
 )
 FIXED = ("seed", "task", "data", "tokenizer", "minutes", "device")  # what arms cannot differ in
 NAMED = re.compile(r"""\s*("(?P<quoted>[^"]*)"|(?P<plain>[^"'(=]*))\s*=(?P<spec>.*)""", re.DOTALL)  # an arm
-INCIDENTAL = (
-    "device",
-    "init",
-    "keep",
-    "checkpoint_every",
-    "accumulate",
-    "graphs",
-    "track",
-)  # changes no number; weights are told by their hash
+# What changes no number; weights are told by their hash.
+INCIDENTAL = ("device", "init", "keep", "checkpoint_every", "accumulate", "graphs", "track")
 
 
 @dataclass(frozen=True)
