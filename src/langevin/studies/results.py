@@ -514,7 +514,7 @@ def _examples_agree(
     return over.high < 0 if lower else over.low > 0
 
 
-def could_confirm(results: Results, family: Iterable[Key], looks: int = 1) -> bool:
+def could_confirm(results: Results, family: Iterable[Key]) -> bool:
     """Whether any judged contrast has pairs enough to be confirmed: only then is a look one."""
     keys = list(family)
-    return any(len(differences(results, key)) >= least_seeds(len(keys), looks) for key in keys)
+    return any(len(differences(results, key)) >= least_seeds(len(keys)) for key in keys)
