@@ -1,7 +1,6 @@
 """The commands about studies: compare, report, reproduce."""
 
 import os
-import re
 import shlex
 import sys
 from dataclasses import asdict, dataclass, field, fields
@@ -93,14 +92,14 @@ class Compare(WithSettings):
         own: dict[str, Any] = {**read_temperatures(self.temperatures)}
         seeds = tuple(read_seeds(self.seeds)) if self.seeds else ()
         from langevin.studies.compare import compare
-        from langevin.studies.plan import Part, Plan, sampler_settings, settings_in, split_at_commas
+        from langevin.studies.plan import Part, Plan, sampler_settings, settings_in, slug, split_at_commas
 
         if self.sampling:
             parts, known = split_at_commas(self.sampling), sampler_settings()
             own["sampling"] = settings_in(parts, "setting of a sampler", known)
         part = Part(self.arms, {k: v for k, v in vars(settings).items() if k not in ("mixer", "seed")})
         plan = Plan((part,), seeds, looks=looks, **vars(self.study), **own)
-        folder = self.out or default_folder(settings.data)
+        folder = self.out or Path("runs") / f"compare-{slug(Path(settings.data).stem)}"
 
         def work() -> Any:
             command = shlex.join(["langevin", *sys.argv[1:]])
@@ -271,11 +270,6 @@ def open_page(page: Path) -> None:
     )
     if screen:
         webbrowser.open(page.resolve().as_uri())
-
-
-def default_folder(data: str) -> Path:
-    name = re.sub(r"[^a-z0-9.]+", "-", Path(data).stem.lower()).strip("-")
-    return Path("runs") / f"compare-{name}"
 
 
 def _numbers(text: str) -> list[int]:
