@@ -219,9 +219,7 @@ def _made(work: Any, folder: Path, open_it: bool = False) -> int:
         open_page(folder / "report.html")
     failed = [
         f"{part.name + ' ' if part.name else ''}{arm.name} seed {run.seed}"
-        for part in results.parts
-        for arm in part.arms
-        for run in arm.runs
+        for part, arm, run in results.placed_runs
         if run.status == "failed"
     ]
     if failed:

@@ -279,8 +279,12 @@ class Results:
         return self.metrics[0]
 
     @property
+    def placed_runs(self) -> list[tuple[PartResult, ArmResult, RunResult]]:
+        return [(part, arm, run) for part in self.parts for arm in part.arms for run in arm.runs]
+
+    @property
     def runs(self) -> list[RunResult]:
-        return [run for part in self.parts for arm in part.arms for run in arm.runs]
+        return [run for _, _, run in self.placed_runs]
 
     @property
     def finished(self) -> bool:

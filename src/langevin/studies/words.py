@@ -423,7 +423,7 @@ def _still_improving(arm: ArmResult) -> bool:
 
 
 def _seeds(results: Results) -> Iterator[str]:
-    failed = sorted({a.name for p in results.parts for a in p.arms for r in a.runs if r.status == "failed"})
+    failed = sorted({arm.name for _, arm, run in results.placed_runs if run.status == "failed"})
     if failed:
         yield f"Runs of {listed(failed)} failed and are missing: those left may be the easier ones."
     if len(results.seeds) > 1:
