@@ -15,7 +15,6 @@ from langevin.environment import pick_device
 from langevin.errors import UsageError
 from langevin.evaluation.runs import evaluate
 from langevin.runs import Run, load
-from langevin.runs.files import misfit
 from langevin.settings import BUDGET
 from langevin.studies import work
 from langevin.studies.compare import concluded, data_facts
@@ -82,14 +81,9 @@ def _expanded(paths: list[Path]) -> list[Path]:
 
 
 def _open(path: Path) -> Run:
-    """A run whose files can be read."""
+    """A run whose files can be read, which is seen before any is evaluated."""
     run = load(path)
-    misfits = misfit(run.environment["data"], {"splits": dict})
-    if misfits is not None:
-        raise UsageError(
-            f"{path} does not say what it was trained on: {misfits}", "Give whole run folders."
-        )
-    if not run.metrics("valid"):
+    if not (run.sessions and run.metrics("valid")):
         raise UsageError(f"{path} has no evaluation yet", "Let it train on (--resume auto).")
     return run
 
