@@ -223,9 +223,9 @@ class TrainConfig(
         return yaml.safe_dump(asdict(self), sort_keys=False)
 
     @staticmethod
-    def read(path: Path, **changes: Any) -> TrainConfig:
+    def read(path: Path) -> TrainConfig:
         """A config file; every key must be known."""
-        return replace(TrainConfig.of(read_yaml(path), str(path)), **changes)
+        return TrainConfig.of(read_yaml(path), str(path))
 
     @staticmethod
     def of(values: Any, where: str) -> TrainConfig:
