@@ -1,6 +1,7 @@
 """The pages of recipes of costs: mixers alone and in training steps, or classifiers in training by the
 length of texts, beside what was published."""
 
+from itertools import product
 from typing import Any
 
 from langevin import figures
@@ -19,14 +20,18 @@ def speed_page(results: dict[str, Any], answers: list[Answer]) -> Page:
     machine = results["environment"]
     if "edge" in results:
         edge = results["edge"]
-        rounds, hero = edge["settings"]["repeats"], [_by_length(edge["rows"], key) for key in BY_LENGTH]
+        rounds = edge["settings"]["repeats"]
+        hero = [_chart(edge["rows"], "model", key, f"Training {of}", of) for key, of in BY_LENGTH.items()]
         left_out = Part("points", edge["left_out"], "What did not fit")
         measured = [Section("steps", "Training steps", [_classifiers(edge["rows"]), left_out])]
         settings = [Part("facts", edge["settings"], "Models")]
     else:
         mixers, training = results["mixers"], results["training"]
         rounds = training["settings"]["rounds"]
-        drawn = [_chart(mixers["rows"], part, ratio) for part in PARTS for ratio in RATIOS]
+        drawn = []
+        for (part, title), (ratio, what) in product(PARTS.items(), RATIOS.items()):
+            own = [row for row in mixers["rows"] if row["part"] == part]
+            drawn.append(_chart(own, "mixer", ratio, f"{title}, {what}", "time (× softmax)", level=1.0))
         hero = drawn[:2]
         measured = [
             Section("mixers", "Mixers alone", [Part("charts", drawn[2:]), _mixers(mixers["rows"])]),
@@ -53,20 +58,10 @@ def speed_page(results: dict[str, Any], answers: list[Answer]) -> Page:
     )
 
 
-def _chart(rows: list[dict[str, Any]], part: str, ratio: str) -> Chart:
-    """Time as a multiple of softmax's by length, a line a mixer."""
-    own = [row for row in rows if row["part"] == part]
-    return _lines(own, "mixer", ratio, f"{PARTS[part]}, {RATIOS[ratio]}", "time (× softmax)", level=1.0)
-
-
-def _by_length(rows: list[dict[str, Any]], key: str) -> Chart:
-    """Memory a text or tokens a second by length, a line a model."""
-    return _lines(rows, "model", key, f"Training {BY_LENGTH[key]}", BY_LENGTH[key])
-
-
-def _lines(
+def _chart(
     rows: list[dict[str, Any]], name: str, key: str, title: str, label: str, level: float | None = None
 ) -> Chart:
+    """By length, a line a mixer or a model."""
     lines, figure = figures.by_length(rows, name, key, label, level)
     return Chart(title, figure, [label], lines=lines)
 
