@@ -68,7 +68,7 @@ class RunResult:
     @staticmethod
     def of(record: Mapping[str, Any]) -> RunResult:
         """From the JSON of a finished run."""
-        rows = tuple(Row(**{**row, "value": _number(row["value"])}) for row in record["rows"])
+        rows = tuple(Row(**row) for row in record["rows"])
         curve = tuple(Point(**point) for point in record["curve"])
         kept = {key: value for key, value in record.items() if key != "said"}
         return RunResult(**{**kept, "rows": rows, "curve": curve, "examples": tuple(record["examples"])})
@@ -115,11 +115,6 @@ class RunResult:
                 return None if there is None else there + share * (here - there)
             before = point
         return None
-
-
-def _number(value: float | None) -> float:
-    """JSON has null for what is no finite number."""
-    return math.nan if value is None else value
 
 
 @dataclass(frozen=True)
