@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import tyro
 
-from langevin.cli.runs import WITHOUT_PREFIX, WithSettings, read_temperatures
+from langevin.cli.runs import WITHOUT_PREFIX, WithSettings, temperatures_in
 from langevin.cli.tables import console_for, interval, table_of
 from langevin.errors import UsageError
 from langevin.settings import StudySettings, TrainConfig, check_count, read_seeds
 from langevin.tasks import TASKS
+from langevin.tasks.lengths import read_numbers
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ class Compare(WithSettings):
                 "Name two or more mixers: langevin compare softmax ssmax.",
             )
         check_count("workers", self.workers, above=None)
-        looks = tuple(_numbers(self.looks)) if self.looks else ()
-        own: dict[str, Any] = {**read_temperatures(self.temperatures)}
+        looks = tuple(read_numbers(self.looks, "numbers of seeds for --looks", int, "7,10,14"))
+        own = temperatures_in(self.temperatures)
         seeds = tuple(read_seeds(self.seeds)) if self.seeds else ()
         from langevin.studies.compare import compare
         from langevin.studies.plan import Part, Plan, sampler_settings, settings_in, slug, split_at_commas
@@ -268,10 +269,3 @@ def open_page(page: Path) -> None:
     )
     if screen:
         webbrowser.open(page.resolve().as_uri())
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise UsageError(f"--looks {text} names no numbers of seeds", "Write 7,10,14.") from None
