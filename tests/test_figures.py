@@ -10,7 +10,7 @@ import pytest
 
 from langevin import figures
 from langevin.errors import UsageError
-from langevin.figures import Grid, Heads, Line, Mark
+from langevin.figures import Grid, Line, Mark
 
 LINES = [
     Line("a", 0, [1, 2, 3], [3.0, 2.0, 1.0], [None, (1.9, 2.1), None], pale=[([1, 3], [3.1, 1.1])]),
@@ -28,7 +28,7 @@ DRAWN = {
     "curves": lambda: figures.curves(LINES, ("tokens", "loss"), level=1.2, start=0.2),
     "log curves": lambda: figures.curves(LINES, ("length", "time"), log="xy"),
     "reliability": lambda: figures.reliability([Line("a", 0, [0.1, 0.9], [0.2, 0.8])], [[10, 20]]),
-    "scalars": lambda: figures.scalars([Heads("a", 0, [(0, 1.0), (0, 2.0), (1, 3.0)])], "t"),
+    "scalars": lambda: figures.scalars([Line("a", 0, [0, 0, 1], [1.0, 2.0, 3.0])], "t"),
     "heatmap": lambda: figures.heatmap(
         [Grid([[0.1, 0.2], [0.3, 0.4]], ["0", "1"], ["a", "b"])], ("key", "query"), "weight"
     ),

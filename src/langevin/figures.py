@@ -85,15 +85,6 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Heads:
-    """What an arm learned: a layer and a value for each head."""
-
-    name: str
-    index: int
-    values: Sequence[tuple[int, float]]
-
-
-@dataclass(frozen=True)
 class Grid:
     """Rows of values, with the names of rows and of columns."""
 
@@ -235,25 +226,18 @@ def reliability(arms: Sequence[Line], counts: Sequence[Sequence[float]]) -> Figu
 
 
 @styled
-def scalars(arms: Sequence[Heads], label: str) -> Figure:
-    """What heads learned by layer: a marker each, and a line through the means of layers."""
+def scalars(arms: Sequence[Line], label: str) -> Figure:
+    """What heads learned (y) by layer (x): a marker each, and a line through the means of layers."""
     figure, axes = _panel(("layer", label), 220)
     for place, arm in enumerate(arms):
         colour, marker = _look(arm.index)
         shift = 0.14 * (place - (len(arms) - 1) / 2)
-        axes.plot(
-            [layer + shift for layer, _ in arm.values],
-            [v for _, v in arm.values],
-            marker,
-            color=colour,
-            ms=4,
-            alpha=0.75,
-            label=arm.name,
-        )
-        own = sorted({layer for layer, _ in arm.values})
-        means = [fmean(value for at, value in arm.values if at == layer) for layer in own]
+        places = [layer + shift for layer in arm.x]
+        axes.plot(places, arm.y, marker, color=colour, ms=4, alpha=0.75, label=arm.name)
+        own = sorted(set(arm.x))
+        means = [fmean(y for at, y in zip(arm.x, arm.y, strict=True) if at == layer) for layer in own]
         axes.plot([layer + shift for layer in own], means, color=colour, linewidth=1.2)
-    layers = [layer for arm in arms for layer, _ in arm.values]
+    layers = [layer for arm in arms for layer in arm.x]
     axes.set_xlim(min(layers) - 0.5, max(layers) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
     return figure

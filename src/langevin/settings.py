@@ -223,9 +223,9 @@ class TrainConfig(
         return yaml.safe_dump(asdict(self), sort_keys=False)
 
     @staticmethod
-    def read(path: Path, **changes: Any) -> TrainConfig:
+    def read(path: Path) -> TrainConfig:
         """A config file; every key must be known."""
-        return replace(TrainConfig.of(read_yaml(path), str(path)), **changes)
+        return TrainConfig.of(read_yaml(path), str(path))
 
     @staticmethod
     def of(values: Any, where: str) -> TrainConfig:
@@ -237,6 +237,40 @@ class TrainConfig(
             if key not in known:
                 raise unknown(f"setting in {where}", str(key), known)
         return TrainConfig(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudySettings:
+    """What is judged, and on what terms."""
+
+    margin: float | None = None
+    """How much of the primary metric makes no difference: within it an arm is called as good."""
+    within: float = 0.05
+    """With --init: how near the untouched model's loss is near enough."""
+    tune: Literal["lr"] | None = None
+    """lr: try the same number of learning rates for every arm, and take the best on validation."""
+    trials: int = 5
+    """Learning rates tried for each arm: its rate times powers of two."""
+    trial_tokens: int | None = None
+    """The budget of a trial of the first arm, and in proportion of the others'; default: that of a run."""
+    equalise: bool = False
+    """Match the parameters of the first arm by the width of the MLPs."""
+    equal_flops: bool = False
+    """Give every arm the training FLOPs of the first, and as many tokens as these pay for."""
+    along: bool = False
+    """Measure the models on the way, too, for metrics at a matched loss."""
+    metrics: tuple[str, ...] = ()
+    """What to report; default: what the task is about."""
+    primary: str = ""
+    """The metric that the verdict is about; default: the task's."""
+    test_tokens: int = 65_536
+    """Test tokens that each run is scored on."""
+    judge: str = ""
+    """A causal language model that reads what every run writes: a folder, a run or a name on the Hub."""
+    samples: int = 1024
+    """Texts that the judge reads at each temperature."""
+    title: str = ""
+    """The question that the page answers."""
 
 
 def check_count(name: str, value: float | None, above: float | None = 0) -> None:

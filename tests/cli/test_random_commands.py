@@ -12,8 +12,9 @@ import pytest
 from langevin import cli
 from langevin.cli.main import COMMANDS
 from langevin.cli.main import command as known_command
-from langevin.cli.runs import GROUPS, Picture
+from langevin.cli.runs import Picture
 from langevin.runs import train
+from langevin.settings import GROUPS, StudySettings
 from training.small_run import small
 
 COUNT = 300
@@ -90,9 +91,9 @@ FORMS = {
 def flags_of(name: str) -> list[str]:
     own = [f.name for f in dataclasses.fields(known_command(name))]
     if name in ("train", "compare"):
-        own = [n for n in own if n not in GROUPS] + [
-            f.name for g in GROUPS.values() for f in dataclasses.fields(g)
-        ]
+        groups = {**GROUPS, "study": StudySettings} if name == "compare" else GROUPS
+        own = [n for n in own if n not in groups]
+        own += [f.name for g in groups.values() for f in dataclasses.fields(g)]
     return [n.replace("_", "-") for n in own if n not in SLOW]
 
 

@@ -15,12 +15,10 @@ from langevin.bench.edge import bench_edge
 from langevin.errors import UsageError
 from langevin.models.cost import flops_of
 from langevin.models.heads import LangevinForSequenceClassification
-from langevin.settings import TrainConfig
 from langevin.studies import recipe as recipes
 from langevin.studies.inference import least_seeds
 from langevin.studies.plan import Claim
 from langevin.studies.recipe import SCALES
-from langevin.studies.reproduce import mixer_settings
 from langevin.training.start import model_config
 
 NAMES = [
@@ -80,15 +78,15 @@ def test_small_takes_half_an_hour_at_most():
 @pytest.mark.parametrize("scale", SCALES)
 def test_what_the_recipe_of_speed_measures_is_known(scale):
     benches = recipes.recipe("speed").scale(scale).benches
-    assert mixer_settings(benches, "cpu", "speed").repeats >= 3
-    assert TrainConfig.of(benches.training, "speed").layers >= 1
+    assert benches.mixers.repeats >= 3
+    assert benches.training.layers >= 1
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_what_the_recipe_of_memory_measures_is_known(scale):
     benches = recipes.recipe("neighbor-memory").scale(scale).benches
     assert set(benches.edge) <= set(inspect.signature(bench_edge).parameters)
-    assert TrainConfig.of(benches.training, "neighbor-memory").layers >= 1
+    assert benches.training.layers >= 1
 
 
 def cost_of(config):
@@ -184,6 +182,7 @@ def claims_with(**changes):
         ({"scales": scales_with(seeds=[0, 0])}, "each once"),
         ({"scales": scales_with(seeds=["one"])}, "seeds"),
         ({"scales": scales_with(parts=[{"nam": "x"}])}, "'nam'"),
+        ({"scales": scales_with(benches={"training": {"layer": 2}, "vocab": 9, "rounds": 1})}, "'layer'"),
         ({"scales": {"smoke": {"cost": "nothing", "seeds": [0]}}}, "has the scales smoke"),
         ({"arms": ["softmax", "ssmaxx"]}, "ssmaxx"),
         (

@@ -189,7 +189,7 @@ def test_a_recipe_of_classifiers_has_a_part_for_each_data_set(tmp_path, monkeypa
 def test_speed_answers_its_claims_and_a_smoke_test_cannot(tmp_path):
     chosen = recipes.recipe("speed")
     smoke = chosen.scale("smoke")
-    benches = replace(smoke.benches, mixers={**smoke.benches.mixers, "lengths": [64]}, seconds=0.005)
+    benches = replace(smoke.benches, mixers=replace(smoke.benches.mixers, lengths=(64,)), seconds=0.005)
     chosen = replace(chosen, scales={**chosen.scales, "smoke": replace(smoke, benches=benches)})
     answers = reproduce_speed(chosen, "smoke", tmp_path / "speed")
     assert [answer.claim for answer in answers] == [claim.claim for claim in chosen.speeds]

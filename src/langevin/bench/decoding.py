@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from langevin.bench.mixers import BASELINE, DTYPES
+from langevin.bench.mixers import BASELINE, DTYPES, beside_baseline, median_ratio
 from langevin.environment import environment, pick_device
 from langevin.errors import UsageError
 from langevin.evaluation.cost import decode_times, state_bytes
-from langevin.mixers import parse
 from langevin.models.heads import LangevinForCausalLM
 from langevin.settings import TrainConfig
 from langevin.training.start import model_config
+
+TOKENS = 128  # that each text is written with
 
 
 def bench_decoding(
@@ -27,16 +28,15 @@ def bench_decoding(
     *,
     vocab: int,
     batches: tuple[int, ...] = (1, 64),
-    tokens: int = 128,
     dtype: str = "float32",
     rounds: int = 5,
     progress: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
-    """A row for each spec and size of the batch: `tokens` tokens after a prompt of half a context."""
+    """A row for each spec and size of the batch: 128 tokens after a prompt of half a context."""
     device, prompt = pick_device(config.device), max(1, config.context // 2)
-    if vocab < 2 or tokens < 2:
-        raise UsageError(f"vocab={vocab} and tokens={tokens} must be 2 or more")
-    specs = [BASELINE, *(s for s in (str(parse(s)) for s in specs) if s != BASELINE)]
+    if vocab < 2:
+        raise UsageError(f"vocab={vocab} must be 2 or more")
+    specs = beside_baseline(specs)
     rows = []
     for batch in batches:
         times: dict[str, list[float]] = {spec: [] for spec in specs}
@@ -47,17 +47,17 @@ def bench_decoding(
                 torch.manual_seed(0)
                 own = model_config(replace(config, mixer=spec), vocab_size=vocab)
                 model = LangevinForCausalLM(own).to(device=device, dtype=DTYPES[dtype]).eval()
-                times[spec].append(statistics.median(decode_times(model, batch, prompt, tokens)))
+                times[spec].append(statistics.median(decode_times(model, batch, prompt, TOKENS)))
                 kept[spec] = [state_bytes(model, length) for length in (prompt, 2 * prompt)]
         for spec, mine in times.items():
             row = {"mixer": spec, "batch": batch, "ms_per_token": 1000 * statistics.median(mine)}
             row["spread_ms"] = 1000 * (max(mine) - min(mine))
-            row["ratio"] = statistics.median(a / b for a, b in zip(mine, times[BASELINE], strict=True))
+            row["ratio"] = median_ratio(mine, times[BASELINE])
             row["state_bytes"], row["state_bytes_at_twice"] = kept[spec]
             rows.append(row)
     shape = {name: getattr(config, name) for name in ("layers", "width", "heads", "context", "positions")}
     return {
-        "settings": {**shape, "vocab": vocab, "prompt": prompt, "tokens": tokens, "dtype": dtype},
+        "settings": {**shape, "vocab": vocab, "prompt": prompt, "tokens": TOKENS, "dtype": dtype},
         "machine": environment(device),
         "rows": rows,
     }

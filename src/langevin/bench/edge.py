@@ -30,13 +30,12 @@ from torch._subclasses import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from langevin.bench.mixers import BASELINE, DTYPES, peak_memory
+from langevin.bench.mixers import BASELINE, DTYPES, beside_baseline, median_ratio, peak_memory
 from langevin.bench.training import finished
 from langevin.environment import can_compile, environment, pick_device
 from langevin.errors import UsageError
 from langevin.evaluation.cost import parameter_count
 from langevin.export.runtime import INPUTS
-from langevin.mixers import parse
 from langevin.models.heads import LangevinForSequenceClassification
 from langevin.settings import TrainConfig
 from langevin.training.start import model_config
@@ -138,7 +137,7 @@ def bench_edge(
     device = pick_device(config.device)
     if compiled and not can_compile(device):
         raise UsageError("torch.compile needs gcc or g++, which is not here", "Leave out --compile.")
-    specs = [BASELINE, *(s for s in (str(parse(s)) for s in specs or ARMS) if s != BASELINE)]
+    specs = beside_baseline(specs or ARMS)
     makers = _makers(specs, replace(config, context=max(lengths)), vocab, distilbert, device)
     arms = []
     for name, make in makers.items():
@@ -175,8 +174,7 @@ def bench_edge(
                 **_row(times[arm.name], length, *case[1:]),
             }
             if base is not None:
-                pairs = zip(times[arm.name], times[BASELINE], strict=True)
-                row["ratio"] = statistics.median(a / b for a, b in pairs) * base[1] / case[1]
+                row["ratio"] = median_ratio(times[arm.name], times[BASELINE]) * base[1] / case[1]
             row |= {"parameters": arm.parameters, "gflops": arm.flops(length) / 1e9}
             rows.append(row)
     shape = {name: getattr(config, name) for name in ("layers", "width", "heads", "batch", "positions")}

@@ -10,7 +10,7 @@ import itertools
 import statistics
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,12 +47,17 @@ def bench_mixers(
 ) -> dict[str, Any]:
     """Time and peak memory of every spec at every length, with what they were measured on."""
     _check(settings)
-    specs = [BASELINE, *(s for s in (str(parse(s)) for s in specs) if s != BASELINE)]
+    specs = beside_baseline(specs)
     rows: list[dict[str, Any]] = []
     for length in settings.lengths:
         for part in ("module", "core"):
             rows += _compare(specs, length, part, settings, progress)
     return {"settings": asdict(settings), "machine": environment(settings.device), "rows": rows}
+
+
+def beside_baseline(specs: Sequence[str]) -> list[str]:
+    """The specs as they are written in full, softmax first."""
+    return list(dict.fromkeys((BASELINE, *(str(parse(spec)) for spec in specs))))
 
 
 def _compare(
@@ -80,8 +85,8 @@ def _compare(
         row: dict[str, Any] = {"mixer": spec, "length": length, "batch": batch, "part": part}
         for what, seconds in timed.items():
             row[f"{what}_ms"] = statistics.median(seconds) * 1e3
-            row[f"{what}_spread_ms"] = _spread(seconds) * 1e3
-            row[f"{what}_ratio"] = _ratio(seconds, times[BASELINE][what])
+            row[f"{what}_spread_ms"] = spread(seconds) * 1e3
+            row[f"{what}_ratio"] = median_ratio(seconds, times[BASELINE][what])
         row["peak_mib"] = peaks[spec] / 2**20
         row["peak_ratio"] = peaks[spec] / max(peaks[BASELINE], 1.0)
         rows.append(row)
@@ -181,14 +186,16 @@ def peak_memory(function: Callable[[], Any], device: str = "cpu") -> float:
     return float(max(levels, default=0))
 
 
-def _spread(values: list[float]) -> float:
+def spread(values: list[float]) -> float:
+    """The interquartile range."""
     if len(values) < 2:
         return 0.0
     low, _, high = statistics.quantiles(values, n=4)
     return high - low
 
 
-def _ratio(ours: list[float], base: list[float]) -> float:
+def median_ratio(ours: list[float], base: list[float]) -> float:
+    """Run by run."""
     return statistics.median(a / b for a, b in zip(ours, base, strict=True))
 
 

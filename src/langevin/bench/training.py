@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from langevin.bench.mixers import BASELINE
+from langevin.bench.mixers import BASELINE, beside_baseline, median_ratio, spread
 from langevin.data import order
 from langevin.environment import environment, pick_device
 from langevin.errors import UsageError
 from langevin.evaluation.cost import PeakMemory
-from langevin.mixers import parse
 from langevin.models.cost import peak_flops
 from langevin.settings import TrainConfig
 from langevin.training.loop import WARM, Trainer
@@ -55,21 +54,6 @@ class RandomTokens:
         return torch.from_numpy(self.tokens(split)[:first]).to(device)
 
 
-@dataclass(frozen=True)
-class TrainingSpeed:
-    mixer: str
-    parameters: int
-    parts: int  # a step is computed in
-    captured: bool  # as a CUDA graph
-    tokens_per_second: float
-    spread: float  # interquartile range
-    ratio: float  # median over rounds of this / softmax
-    host_ratio: float  # seconds of the loop / seconds of its bare device work, median over rounds
-    flops: float  # per second
-    of_matmul: float
-    of_vendor_peak: float | None
-
-
 def bench_training(
     specs: list[str],
     config: TrainConfig,
@@ -85,10 +69,9 @@ def bench_training(
     device = pick_device(config.device)
     config = resolved(replace(config, task="lm(mask_documents=False)"), device)
     tokens = RandomTokens(vocab, max(100_000, 20 * config.batch * config.context))
-    specs = [BASELINE, *(s for s in (str(parse(s)) for s in specs) if s != BASELINE)]
     with tempfile.TemporaryDirectory() as folder:
         cases = {}
-        for spec in specs:
+        for spec in beside_baseline(specs):
             progress(f"{spec}: compiling and warming up")
             cases[spec] = _Case(replace(config, mixer=spec), tokens, device, Path(folder), seconds)
         product = matmul_flops(device)
@@ -98,13 +81,12 @@ def bench_training(
                 case.round()
     base = cases[BASELINE].loop
     vendor = peak_flops(torch.cuda.get_device_name()) if device.startswith("cuda") else None
-    rows = [case.row(base, product, vendor) for case in cases.values()]
     shape = {k: v for k, v in asdict(config).items() if k in SHAPE}
     return {
         "settings": {**shape, "vocab": vocab, "rounds": rounds, "seconds a round": seconds},
         "machine": environment(device),
         "matmul FLOP/s": product,
-        "rows": [asdict(row) for row in rows],
+        "rows": [case.row(base, product, vendor) for case in cases.values()],
     }
 
 
@@ -183,24 +165,25 @@ class _Case:
         if bare:
             self.bare.append(finished(self._bare, self.device) / self.count)
 
-    def row(self, base: list[float], product: float, vendor: float | None) -> TrainingSpeed:
+    def row(self, base: list[float], product: float, vendor: float | None) -> dict[str, Any]:
+        """Medians over rounds. ratio: of speed to softmax's; host_ratio: of the loop's seconds to those of
+        its bare device work; parts: that a step is computed in; captured: as a CUDA graph."""
         trainer, rates = self.trainer, [self.a_step / s for s in self.loop]
         rate = statistics.median(rates)
         flops = rate * trainer.objective.flops(trainer.model, trainer.config.context)
-        low, _, high = statistics.quantiles(rates, n=4) if len(rates) > 1 else (rate, rate, rate)
-        return TrainingSpeed(
-            mixer=self.spec,
-            parameters=sum(p.numel() for p in trainer.model.parameters()),
-            parts=trainer.parts,
-            captured=trainer.compute.graph is not None,
-            tokens_per_second=rate,
-            spread=high - low,
-            ratio=statistics.median(b / a for a, b in zip(self.loop, base, strict=True)),
-            host_ratio=statistics.median(a / b for a, b in zip(self.loop, self.bare, strict=True)),
-            flops=flops,
-            of_matmul=flops / product,
-            of_vendor_peak=None if vendor is None else flops / vendor,
-        )
+        return {
+            "mixer": self.spec,
+            "parameters": sum(p.numel() for p in trainer.model.parameters()),
+            "parts": trainer.parts,
+            "captured": trainer.compute.graph is not None,
+            "tokens_per_second": rate,
+            "spread": spread(rates),
+            "ratio": median_ratio(base, self.loop),
+            "host_ratio": median_ratio(self.loop, self.bare),
+            "flops": flops,
+            "of_matmul": flops / product,
+            "of_vendor_peak": None if vendor is None else flops / vendor,
+        }
 
 
 def finished(work: Callable[[], None], device: str) -> float:

@@ -27,9 +27,8 @@ class Pair:
     tensors: Tensors
 
 
-Condition = Callable[
-    [Subject, bool, int, bool], Iterator[Pair]
-]  # (subject, causal, length, differentiable)
+# Of a subject, whether it is causal, its length, and whether gradients are wanted.
+Condition = Callable[[Subject, bool, int, bool], Iterator[Pair]]
 
 
 def _laid_out(

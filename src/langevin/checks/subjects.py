@@ -88,9 +88,7 @@ class Subject:
         if moved is not None:
             moved = {name: p for name, p in moved.items() if name != "x"}
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(
-                seed
-            )  # of the CPU alone: torch.manual_seed takes a millisecond
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed, of every device, takes 1 ms
             out = module(x, **options) if moved is None else functional_call(module, moved, (x,), options)
         if not isinstance(out, Tensor):
             raise Broken(f"a {type(out).__name__} came out, not a tensor")

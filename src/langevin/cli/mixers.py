@@ -277,10 +277,8 @@ class Bench:
         for length in self.lengths:
             check_count("length", length)
         check_folder(self.json)
-        measure = {"mixers": self._mixers, "train": self._train, "generate": self._generate}
-        measure |= {"edge": self._edge}
         with console_for(stderr=True).status("measuring") as status:
-            result = measure[self.what](status.update)
+            result = self._measured(status.update)
         for part in dict.fromkeys(row.get("part", self.what) for row in result["rows"]):
             columns = SHOWN.get(part) or SHOWN[self.what]
             table = table_of(TITLES[part], *(name for name, _ in columns))
@@ -299,56 +297,35 @@ class Bench:
             print("wrote " + ", ".join(map(str, draw(result["rows"], self.plot))))
         return 0
 
-    def _mixers(self, progress: Callable[[str], None]) -> dict[str, Any]:
+    def _measured(self, progress: Callable[[str], None]) -> dict[str, Any]:
         from langevin import mixers
-        from langevin.bench.mixers import Settings, bench_mixers
 
-        own = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
-        specs = list(self.specs) or [v for n in mixers.names() for v in BENCHED.get(n, [n])]
-        return bench_mixers(specs, Settings(**own, causal=not self.bidirectional), progress)
+        specs = list(self.specs)
+        if self.what == "mixers":
+            from langevin.bench.mixers import Settings, bench_mixers
 
-    def _train(self, progress: Callable[[str], None]) -> dict[str, Any]:
-        from langevin import mixers
-        from langevin.bench.training import bench_training
-
-        specs = list(self.specs) or mixers.names()
-        return bench_training(
-            specs, self._settings(), vocab=self.vocab, rounds=self.repeats, progress=progress
-        )
-
-    def _generate(self, progress: Callable[[str], None]) -> dict[str, Any]:
-        from langevin import mixers
-        from langevin.bench.decoding import bench_decoding
-
-        return bench_decoding(
-            list(self.specs) or mixers.names(),
-            self._settings(),
-            vocab=self.vocab,
-            batches=tuple(dict.fromkeys((1, self.batch))),
-            dtype=self.dtype,
-            rounds=self.repeats,
-            progress=progress,
-        )
-
-    def _edge(self, progress: Callable[[str], None]) -> dict[str, Any]:
-        from langevin.bench.edge import bench_edge
-
-        return bench_edge(
-            list(self.specs),
-            self._settings(),
-            vocab=self.vocab,
-            lengths=self.lengths,
-            dtype=self.dtype,
-            compiled=self.compile,
-            int8=self.int8,
-            repeats=self.repeats,
-            progress=progress,
-        )
-
-    def _settings(self) -> TrainConfig:
+            own = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
+            specs = specs or [v for n in mixers.names() for v in BENCHED.get(n, [n])]
+            return bench_mixers(specs, Settings(**own, causal=not self.bidirectional), progress)
         shared = [name for name in vars(self) if name in TrainConfig.__dataclass_fields__]
         shared = [name for name in shared if name not in ("tokens", "compile")]  # they are of mixers
-        return TrainConfig(**{name: getattr(self, name) for name in shared})
+        config = TrainConfig(**{name: getattr(self, name) for name in shared})
+        options: dict[str, Any] = {"vocab": self.vocab, "progress": progress}
+        if self.what == "edge":
+            from langevin.bench.edge import bench_edge
+
+            options |= {"lengths": self.lengths, "dtype": self.dtype, "repeats": self.repeats}
+            return bench_edge(specs, config, compiled=self.compile, int8=self.int8, **options)
+        specs = specs or mixers.names()
+        options["rounds"] = self.repeats
+        if self.what == "train":
+            from langevin.bench.training import bench_training
+
+            return bench_training(specs, config, **options)
+        from langevin.bench.decoding import bench_decoding
+
+        batches = tuple(dict.fromkeys((1, self.batch)))
+        return bench_decoding(specs, config, batches=batches, dtype=self.dtype, **options)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from langevin.studies.compare import collect
 from langevin.studies.numbers import MINUS, listed
 from langevin.studies.plan import FILE, read_plan
 from langevin.studies.report import charts
-from langevin.studies.report.charts import Drawing
+from langevin.studies.report.page import Chart
 from langevin.studies.report.study import marks
 from langevin.studies.results import ArmResult, PartResult, Results, RunResult
 from langevin.studies.work import curve_of, details_of
@@ -37,18 +37,18 @@ COSTS = {
 }
 
 
-def curves(paths: list[Path]) -> list[Drawing]:
+def curves(paths: list[Path]) -> list[Chart]:
     """Validation loss by tokens (or examples) seen, and training loss pale."""
     return _each_part(charts.curves, _results(paths, None), "was not evaluated twice", "Let it train on.")
 
 
-def reliability(paths: list[Path], split: str) -> list[Drawing]:
+def reliability(paths: list[Path], split: str) -> list[Chart]:
     """Accuracy against confidence, with the number of tokens in each bin."""
     remedy = "Give runs of lm or classify, and run langevin evaluate."
     return _each_part(charts.reliability, _results(paths, split), "has no calibration", remedy)
 
 
-def times(paths: list[Path], split: str) -> list[Drawing]:
+def times(paths: list[Path], split: str) -> list[Chart]:
     """Learned scalars over depth, a point per head."""
     results = _results(paths, split)
     drawn = [one for part in results.parts for one in charts.scalars(results, part)]
@@ -57,17 +57,17 @@ def times(paths: list[Path], split: str) -> list[Drawing]:
     return drawn
 
 
-def needle(paths: list[Path], split: str, metric: str, by: str) -> list[Drawing]:
+def needle(paths: list[Path], split: str, metric: str, by: str) -> list[Chart]:
     """How often what was hidden is found: heatmaps side by side."""
     return _places(_results(paths, split), metric, by or "depth")
 
 
-def lengths(paths: list[Path], split: str, metric: str, by: str) -> list[Drawing]:
+def lengths(paths: list[Path], split: str, metric: str, by: str) -> list[Chart]:
     """Loss over length, or over position."""
     return _places(_results(paths, split), metric, by or "length")
 
 
-def _places(results: Results, metric: str, by: str) -> list[Drawing]:
+def _places(results: Results, metric: str, by: str) -> list[Chart]:
     chosen, drawn = (metric or results.primary.name, by), []
     for part in results.parts:
         found = charts.measured(part)
@@ -81,7 +81,7 @@ def _places(results: Results, metric: str, by: str) -> list[Drawing]:
     return drawn
 
 
-def _each_part(draw: Any, results: Results, lacks: str, remedy: str) -> list[Drawing]:
+def _each_part(draw: Any, results: Results, lacks: str, remedy: str) -> list[Chart]:
     """One drawing a part, in which every arm must be that has a run."""
     numbers, drawn = marks(results), []
     for part in results.parts:
@@ -132,9 +132,7 @@ def _run_result(run: Run, split: str | None) -> RunResult:
     return RunResult(0, "done", rows=tuple(Row(**row) for row in found["rows"]), details=details_of(found))
 
 
-def attention(
-    paths: list[Path], text: str | None, image: str | None, layer: int, head: int
-) -> list[Drawing]:
+def attention(paths: list[Path], text: str | None, image: str | None, layer: int, head: int) -> list[Chart]:
     """The weights of one head on a text or an image (default: how the test data begin), captured inside the
     real forward pass. Of an image: how much of the class token's weight, or of the mean of all patches',
     each patch gets."""
@@ -164,7 +162,7 @@ def attention(
         grids.append(Grid(w_QK.tolist(), names, names, name, picture))
     if len({grid.picture is None for grid in grids}) > 1:
         raise UsageError("some of these runs read images and some texts", "Draw them one by one.")
-    return [Drawing("Attention", figures.heatmap(grids, labels, "weight"), [grid.name for grid in grids])]
+    return [Chart("Attention", figures.heatmap(grids, labels, "weight"), [grid.name for grid in grids])]
 
 
 @torch.no_grad()
@@ -216,7 +214,7 @@ def _pixels(run: Run, image: str | None) -> torch.Tensor:
     return torch.from_numpy(read_image(Path(image), run.model.config.image_size)[0][None])
 
 
-def bench(paths: list[Path], metric: str) -> list[Drawing]:
+def bench(paths: list[Path], metric: str) -> list[Chart]:
     """What `langevin bench` measured by length, or a recipe of costs did: a figure for each part."""
     drawn = []
     for path in paths:
@@ -235,7 +233,5 @@ def bench(paths: list[Path], metric: str) -> list[Drawing]:
             name = "mixer" if "mixer" in rows[0] else "model"
             level = 1.0 if key.endswith("ratio") else None
             lines, figure = figures.by_length(own, name, key, f"{part}: {COSTS[key]}", level)
-            drawn.append(
-                Drawing(f"{path.stem} {part}" if len(paths) > 1 else part, figure, [], lines=lines)
-            )
+            drawn.append(Chart(f"{path.stem} {part}" if len(paths) > 1 else part, figure, [], lines=lines))
     return drawn

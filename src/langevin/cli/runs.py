@@ -27,6 +27,7 @@ from langevin.registry import written
 from langevin.sampling.text import Sampling, Text
 from langevin.settings import BUDGET, GROUPS, TaskSettings, TrainConfig, check_count, check_seed, read_seeds
 from langevin.tasks import TASKS
+from langevin.tasks.lengths import read_numbers
 
 WHOLE = 1 << 30  # tokens: nothing is cut
 
@@ -216,12 +217,10 @@ def _next(run: Any) -> str:
     return f"langevin evaluate {path}{used}{example if task.used_by == 'predict' else ''}"
 
 
-def read_temperatures(text: str) -> dict[str, tuple[float, ...]]:
+def temperatures_in(text: str) -> dict[str, Any]:
     """As an option, where some are given."""
-    try:
-        return {"temperatures": tuple(float(word) for word in text.split(","))} if text else {}
-    except ValueError:
-        raise UsageError(f"{text!r} names no temperatures", "Write 0.7,0.8,0.9,1.0.") from None
+    found = read_numbers(text, "temperatures", float, "0.7,0.8,0.9,1.0")
+    return {"temperatures": tuple(found)} if found else {}
 
 
 @dataclass(frozen=True)
@@ -353,7 +352,7 @@ class Evaluate(WithSampling):
                 raise UsageError(
                     "texts to be judged are written at --temperatures", "Leave --temperature out."
                 )
-            swept = read_temperatures(self.temperatures)
+            swept = temperatures_in(self.temperatures)
             texts = quality.Wanted(self.samples, self.judge, self.sampling, **swept)
             texts.check()
             if not run.task.judged:

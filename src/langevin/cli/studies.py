@@ -1,20 +1,20 @@
 """The commands about studies: compare, report, reproduce."""
 
 import os
-import re
 import shlex
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
 
-from langevin.cli.runs import WithSettings, read_temperatures
+from langevin.cli.runs import WITHOUT_PREFIX, WithSettings, temperatures_in
 from langevin.cli.tables import console_for, interval, table_of
 from langevin.errors import UsageError
-from langevin.settings import TrainConfig, check_count, read_seeds
+from langevin.settings import StudySettings, TrainConfig, check_count, read_seeds
 from langevin.tasks import TASKS
+from langevin.tasks.lengths import read_numbers
 
 
 @dataclass(frozen=True)
@@ -43,32 +43,6 @@ class Compare(WithSettings):
     looks: str = ""
     """Numbers of seeds at which you will look, such as 7,10,14: each at the error rate divided by them.
     Without, the first look that can confirm something is the verdict."""
-    margin: float | None = None
-    """How much of the primary metric makes no difference: within it an arm is called as good."""
-    within: float = 0.05
-    """With --init: how near the untouched model's loss is near enough."""
-    tune: Literal["lr"] | None = None
-    """lr: try the same number of learning rates for every arm, and take the best on validation."""
-    trials: int = 5
-    """Learning rates tried for each arm: its rate times powers of two."""
-    trial_tokens: int | None = None
-    """The budget of a trial of the first arm, and in proportion of the others'; default: that of a run."""
-    equalise: bool = False
-    """Match the parameters of the first arm by the width of the MLPs."""
-    equal_flops: bool = False
-    """Give every arm the training FLOPs of the first, and as many tokens as these pay for."""
-    along: bool = False
-    """Measure the models on the way, too, for metrics at a matched loss."""
-    metrics: tuple[str, ...] = ()
-    """What to report; default: what the task is about."""
-    primary: str = ""
-    """The metric that the verdict is about; default: the task's."""
-    test_tokens: int = 65_536
-    """Test tokens that each run is scored on."""
-    judge: str = ""
-    """A causal language model that reads what every run writes: a folder, a run or a name on the Hub."""
-    samples: int = 1024
-    """Texts that the judge reads at each temperature."""
     temperatures: str = ""
     """At which they are written; default: 0.7,0.8,0.9,1.0."""
     sampling: str = ""
@@ -79,23 +53,23 @@ class Compare(WithSettings):
     """ray: send the runs to a Ray cluster (extra `ray`), which must see the same folder."""
     open: bool = False
     """Open the page in a browser, where there is a screen."""
-    title: str = ""
-    """The question that the page answers."""
     quiet: bool = False
     """Show no progress."""
+    study: WITHOUT_PREFIX[StudySettings] = field(default_factory=StudySettings)
 
     @staticmethod
     def read(file: Path) -> tuple[TrainConfig, dict[str, Any]]:
         """The options that make the comparison of a compare.yaml."""
-        from langevin.studies.plan import OPTIONS, read_plan, seeds_in_words
+        from langevin.studies.plan import read_plan, seeds_in_words
 
         plan, _ = read_plan(file)
         if len(plan.parts) > 1 or plan.claims:
             raise UsageError(
                 f"{file} was made by langevin reproduce", "Make it again with langevin reproduce."
             )
-        options = {name: getattr(plan, name) for name in OPTIONS}
-        options |= {"looks": ",".join(map(str, plan.looks)), "seeds": seeds_in_words(plan.seeds)}
+        study = StudySettings(**{f.name: getattr(plan, f.name) for f in fields(StudySettings)})
+        options: dict[str, Any] = {"study": study, "seeds": seeds_in_words(plan.seeds)}
+        options |= {"looks": ",".join(map(str, plan.looks))}
         options |= {"temperatures": ",".join(map(str, plan.temperatures))}
         options |= {"sampling": ", ".join(f"{key}={value}" for key, value in plan.sampling.items())}
         return plan.parts[0].config, {**options, "arms": plan.parts[0].arms, "config": file}
@@ -115,26 +89,18 @@ class Compare(WithSettings):
                 "Name two or more mixers: langevin compare softmax ssmax.",
             )
         check_count("workers", self.workers, above=None)
-        looks = tuple(_numbers(self.looks)) if self.looks else ()
-        own: dict[str, Any] = {**read_temperatures(self.temperatures)}
+        looks = tuple(read_numbers(self.looks, "numbers of seeds for --looks", int, "7,10,14"))
+        own = temperatures_in(self.temperatures)
         seeds = tuple(read_seeds(self.seeds)) if self.seeds else ()
         from langevin.studies.compare import compare
-        from langevin.studies.plan import (
-            OPTIONS,
-            Part,
-            Plan,
-            sampler_settings,
-            settings_in,
-            split_at_commas,
-        )
+        from langevin.studies.plan import Part, Plan, sampler_settings, settings_in, slug, split_at_commas
 
         if self.sampling:
             parts, known = split_at_commas(self.sampling), sampler_settings()
             own["sampling"] = settings_in(parts, "setting of a sampler", known)
-        options = {name: getattr(self, name) for name in OPTIONS if name != "looks"}
         part = Part(self.arms, {k: v for k, v in vars(settings).items() if k not in ("mixer", "seed")})
-        plan = Plan((part,), seeds, looks=looks, **options, **own)
-        folder = self.out or default_folder(settings.data)
+        plan = Plan((part,), seeds, looks=looks, **vars(self.study), **own)
+        folder = self.out or Path("runs") / f"compare-{slug(Path(settings.data).stem)}"
 
         def work() -> Any:
             command = shlex.join(["langevin", *sys.argv[1:]])
@@ -254,9 +220,7 @@ def _made(work: Any, folder: Path, open_it: bool = False) -> int:
         open_page(folder / "report.html")
     failed = [
         f"{part.name + ' ' if part.name else ''}{arm.name} seed {run.seed}"
-        for part in results.parts
-        for arm in part.arms
-        for run in arm.runs
+        for part, arm, run in results.placed_runs
         if run.status == "failed"
     ]
     if failed:
@@ -305,15 +269,3 @@ def open_page(page: Path) -> None:
     )
     if screen:
         webbrowser.open(page.resolve().as_uri())
-
-
-def default_folder(data: str) -> Path:
-    name = re.sub(r"[^a-z0-9.]+", "-", Path(data).stem.lower()).strip("-")
-    return Path("runs") / f"compare-{name}"
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise UsageError(f"--looks {text} names no numbers of seeds", "Write 7,10,14.") from None

@@ -248,7 +248,8 @@ def concluded(
         ),
         data=facts["data"],
     )
-    missing, known = _missing(results), looked(facts)
+    missing = [(p.name, a.name, run.seed) for p, a, run in results.placed_runs if not run.ended]
+    known = looked(facts)
     reached = [plan.seeds[:count] for count in plan.looks if count <= len(plan.seeds)]
     for seeds in reached if plan.looks else [] if known else [plan.seeds]:
         if all(look.seeds != seeds for look in known):
@@ -260,16 +261,6 @@ def concluded(
         results,
         verdict=words.verdict(plan, results),
         not_controlled=tuple(words.not_controlled(plan, results)),
-    )
-
-
-def _missing(results: Results) -> tuple[tuple[str, str, int], ...]:
-    return tuple(
-        (part.name, arm.name, run.seed)
-        for part in results.parts
-        for arm in part.arms
-        for run in arm.runs
-        if not run.ended
     )
 
 

@@ -15,7 +15,6 @@ from langevin.environment import pick_device
 from langevin.errors import UsageError
 from langevin.evaluation.runs import evaluate
 from langevin.runs import Run, load
-from langevin.runs.files import misfit
 from langevin.settings import BUDGET
 from langevin.studies import work
 from langevin.studies.compare import concluded, data_facts
@@ -47,14 +46,7 @@ def gather(
             raise UsageError(
                 f"{run.path} is the same arm with the same seed as another run", "Leave one of them out."
             )
-        rows, details = work.measured(run, run.task.prepare(run.config), "cpu", None, evaluation)
-        examples = tuple(details.pop("examples", ()))
-        made = work.environment_of(run)
-        found.append(
-            RunResult(
-                run.config.seed, "done", None, tuple(rows), work.curve_of(run), examples, details, made
-            )
-        )
+        found.append(work.measured(run, run.task.prepare(run.config), "cpu", None, evaluation))
     arms = tuple(
         ArmResult(
             arm.name, arm.changes, tuple(found), tuple(work.sizes(run.config, run.task.prepare(run.config)))
@@ -63,9 +55,8 @@ def gather(
     )
     seeds = tuple(sorted({run.config.seed for run in runs}))
     part = Part(tuple(arm.text for arm, _, _ in groups.values()), shared)
-    plan = Plan(
-        (part,), seeds, title or f"{len(runs)} runs on {Path(runs[0].config.data).name}", metrics, primary
-    )
+    title = title or f"{len(runs)} runs on {Path(runs[0].config.data).name}"
+    plan = Plan((part,), seeds, title=title, metrics=metrics, primary=primary)
     facts = {
         "data": data_facts(runs[0].environment["data"], runs[0].config.data),
         "commands": [shlex.join(["langevin", "report", *map(str, paths)])],
@@ -90,14 +81,9 @@ def _expanded(paths: list[Path]) -> list[Path]:
 
 
 def _open(path: Path) -> Run:
-    """A run whose files can be read."""
+    """A run whose files can be read, which is seen before any is evaluated."""
     run = load(path)
-    misfits = misfit(run.environment["data"], {"splits": dict})
-    if misfits is not None:
-        raise UsageError(
-            f"{path} does not say what it was trained on: {misfits}", "Give whole run folders."
-        )
-    if not run.metrics("valid"):
+    if not (run.sessions and run.metrics("valid")):
         raise UsageError(f"{path} has no evaluation yet", "Let it train on (--resume auto).")
     return run
 

@@ -15,8 +15,8 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -111,17 +111,13 @@ def forget() -> None:
             torch.cuda.empty_cache()
 
 
-@contextmanager
-def crew(workers: int, threads: int, device: str, on: Literal["local", "ray"]) -> Iterator[Crew]:
+def crew(
+    workers: int, threads: int, device: str, on: Literal["local", "ray"]
+) -> AbstractContextManager[Crew]:
     """Whoever does the jobs; no workers: this process."""
     if on == "ray":
-        with Cluster(threads, device != "cpu") as cluster:
-            yield cluster
-    elif workers == 0:
-        yield Here()
-    else:
-        with Workers(workers, threads) as processes:
-            yield processes
+        return Cluster(threads, device != "cpu")
+    return Workers(workers, threads) if workers else nullcontext(Here())
 
 
 class Here:

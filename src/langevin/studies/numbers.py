@@ -24,12 +24,12 @@ def number(value: float | None, spread: float | None = None, sign: bool = False)
     return (MINUS if value < 0 else "+" if sign else "") + shown
 
 
-def in_words(value: float, width: float, sign: bool = False) -> str:
+def in_words(value: float, width: float) -> str:
     """A number in a sentence: two digits of the width, or of itself; more where it would read as zero."""
     width = width if width > 1e-9 * abs(value) else abs(value)
     while value and width > 1e-8 and not number(value, width).strip("0."):
         width /= 10
-    return number(value, width, sign)
+    return number(value, width)
 
 
 def interval(low: float | None, high: float | None, sign: bool = False, spread: float | None = None) -> str:
@@ -63,16 +63,16 @@ def p_value(p: float) -> str:
     return f"p {'' if p < 0.001 else '= '}{probability(p, '.2g')}"
 
 
-def amount(value: float | None, unit: str = "", digits: int = 3) -> str:
+def amount(value: float | None, unit: str = "") -> str:
     """A count with a prefix: 12,400 → 12.4 k, 3.1e9 B → 3.1 GB."""
     if value is None:
         return NOTHING
     if value == 0:
         return f"0 {unit}".strip()
-    rounded = float(f"{value:.{digits - 1}e}")
+    rounded = float(f"{value:.2e}")
     step = min(max(math.floor(math.log10(abs(rounded)) / 3), 0), 5)
     scaled = rounded / 1000**step
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(scaled))))
+    decimals = max(0, 2 - math.floor(math.log10(abs(scaled))))
     prefix = ("", "k", "M", "G" if unit else "B", "T", "P")[step]
     return f"{scaled:.{decimals}f} {prefix}{unit}".strip()
 

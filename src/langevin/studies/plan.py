@@ -24,7 +24,7 @@ from langevin.evaluation.quality import TEMPERATURES, Wanted, usual
 from langevin.evaluation.rows import Metric
 from langevin.objectives import OBJECTIVES
 from langevin.runs.files import misfit, write_text
-from langevin.settings import BUDGET, TrainConfig, check_type, parse_yaml, read_yaml
+from langevin.settings import BUDGET, StudySettings, TrainConfig, check_type, parse_yaml, read_yaml
 from langevin.studies.inference import least_seeds
 from langevin.studies.results import TO_MATCH, Key, Look, Place
 from langevin.tasks import TASKS
@@ -38,15 +38,8 @@ WRITTEN = (  # into the folder of a study, beside those of the arms
 )
 FIXED = ("seed", "task", "data", "tokenizer", "minutes", "device")  # what arms cannot differ in
 NAMED = re.compile(r"""\s*("(?P<quoted>[^"]*)"|(?P<plain>[^"'(=]*))\s*=(?P<spec>.*)""", re.DOTALL)  # an arm
-INCIDENTAL = (
-    "device",
-    "init",
-    "keep",
-    "checkpoint_every",
-    "accumulate",
-    "graphs",
-    "track",
-)  # changes no number; weights are told by their hash
+# What changes no number; weights are told by their hash.
+INCIDENTAL = ("device", "init", "keep", "checkpoint_every", "accumulate", "graphs", "track")
 
 
 @dataclass(frozen=True)
@@ -129,33 +122,12 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(StudySettings):
     parts: tuple[Part, ...]
     seeds: tuple[int, ...] = ()
     """Default: one more than the least with which a difference can be confirmed."""
-    title: str = ""
-    metrics: tuple[str, ...] = ()
-    primary: str = ""
     looks: tuple[int, ...] = ()
     """Numbers of seeds after which one will look at the results; each at the error rate divided by them."""
-    margin: float | None = None
-    """How much of the primary metric makes no difference: inside it an arm is as good as the first."""
-    within: float = 0.05
-    """Of the untouched model's loss, where all start from pretrained weights: how near is near enough."""
-    tune: Literal["lr"] | None = None
-    trials: int = 5
-    trial_tokens: int | None = None
-    """The budget of a trial of the first arm, and in proportion of the others'; default: that of a run."""
-    equalise: bool = False
-    equal_flops: bool = False
-    """Every arm gets the training FLOPs of the first, and as many tokens as these pay for."""
-    along: bool = False
-    """Measure the models on the way, too, for metrics at a matched loss."""
-    test_tokens: int = 65_536
-    judge: str = ""
-    """A causal language model that reads texts of every run; default: none are written."""
-    samples: int = 1024
-    """Texts at each temperature, where there is a judge."""
     temperatures: tuple[float, ...] = TEMPERATURES
     sampling: dict[str, Any] = field(default_factory=dict)
     """Settings of the samplers that have them, such as steps."""
@@ -297,14 +269,8 @@ class Plan:
         return arm.with_(lr=lr, **({"muon_lr": muon_lr} if config.optimizer == "muon" else {}))
 
     def as_dict(self) -> dict[str, Any]:
-        return dict(_plain(asdict(self)))
-
-
-# The fields of a plan that are options of the command line as they stand.
-OPTIONS = (
-    *("title", "metrics", "primary", "looks", "margin", "within", "tune", "trials", "trial_tokens"),
-    *("equalise", "equal_flops", "along", "test_tokens", "judge", "samples"),
-)
+        whole = _plain(asdict(self))
+        return {"parts": whole.pop("parts"), **whole}  # first, as the rest follows from them
 
 
 def _with_a_budget(part: Part) -> Part:

@@ -11,9 +11,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+from langevin.bench.mixers import Settings
 from langevin.errors import UsageError, unknown
 from langevin.evaluation.quality import OF_SETS, TEMPERATURES
-from langevin.settings import TrainConfig, parse_yaml
+from langevin.settings import StudySettings, TrainConfig, parse_yaml
 from langevin.studies import plan
 from langevin.studies.plan import Claim, Plan
 
@@ -58,37 +59,33 @@ class Benches:
     """What a recipe of costs measures: with `mixers`, what `bench mixers` is given, and `bench train` with
     the model of `training`; with `edge`, training steps of classifiers as `bench edge` has them."""
 
-    training: dict[str, Any]
+    training: TrainConfig
     vocab: int
     rounds: int
     seconds: float = 1.0
-    mixers: dict[str, Any] = field(default_factory=dict)
+    mixers: Settings | None = None
     edge: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(StudySettings):
+    """What it names goes before what the recipe does."""
+
     cost: str
     seeds: tuple[int, ...] = ()
     """Default: one more than the least with which a difference can be confirmed."""
     settings: dict[str, Any] = field(default_factory=dict)
     parts: tuple[Part, ...] = (Part(),)
     arms: tuple[str, ...] = ()
-    metrics: tuple[str, ...] = ()
-    """Both instead of the recipe's own."""
-    test_tokens: int = 65_536
-    judge: str = ""
-    samples: int = 1024
     temperatures: tuple[float, ...] = TEMPERATURES
     sampling: dict[str, Any] = field(default_factory=dict)
-    trial_tokens: int | None = None
     benches: Benches | None = None
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(StudySettings):
     name: str
-    title: str
+    title: str = field()  # which must be said
     retests: str
     source: str
     arms: tuple[str, ...]
@@ -96,13 +93,6 @@ class Recipe:
     claims: tuple[Claim, ...] = ()
     speeds: tuple[SpeedClaim, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
-    metrics: tuple[str, ...] = ()
-    primary: str = "nll"
-    along: bool = False
-    margin: float | None = None
-    tune: Literal["lr"] | None = None
-    trials: int = 5
-    equal_flops: bool = False
     differs: tuple[str, ...] = ()
     """How this differs from what was published."""
 
@@ -125,18 +115,18 @@ class Recipe:
             )
             for part in chosen.parts
         )
-        own = {"parts": parts, "seeds": seeds or chosen.seeds, "notes": self.differs}
-        own["claims"] = tuple(claim for part in chosen.parts for claim in self._claims(part, chosen))
-        scaled = {name: value for name, value in _of_plans(chosen).items() if value}
-        return Plan(**{**_of_plans(self), **scaled, **own})
+        terms = {**_terms(self), **_terms(chosen)}
+        judged = "judge" in terms
+        claims = tuple(claim for part in chosen.parts for claim in self._claims(part, chosen, judged))
+        return Plan(parts, seeds or chosen.seeds, **terms, claims=claims, notes=self.differs)
 
-    def _claims(self, part: Part, chosen: Scale) -> list[Claim]:
+    def _claims(self, part: Part, chosen: Scale, judged: bool) -> list[Claim]:
         """The claims of a part; one about a trend belongs to the last, where there are several."""
         found = []
         for claim in self.claims:
             if claim.at == "trend" and (len(chosen.parts) < 2 or part is not chosen.parts[-1]):
                 continue
-            if claim.metric in OF_SETS and not chosen.judge:
+            if claim.metric in OF_SETS and not judged:
                 continue
             words: Any = {key: part.filled(getattr(claim, key)) for key in ("claim", "published", "arm")}
             found.append(replace(claim, part="" if claim.at == "trend" else part.name, **words))
@@ -144,9 +134,11 @@ class Recipe:
         return [claim for claim in found if claim.arm in (*names, "*")]
 
 
-def _of_plans(part: Recipe | Scale) -> dict[str, Any]:
-    """What stands in a plan under the same name."""
-    return {f.name: getattr(part, f.name) for f in fields(Plan) if hasattr(part, f.name)}
+def _terms(part: Recipe | Scale) -> dict[str, Any]:
+    """What it names of a plan's terms."""
+    known = {*(f.name for f in fields(StudySettings)), "temperatures", "sampling"}
+    own = {f.name: (getattr(part, f.name), f.default) for f in fields(part) if f.name in known}
+    return {name: value for name, (value, default) in own.items() if value != default}
 
 
 def names() -> list[str]:
@@ -183,9 +175,6 @@ def read(text: str, name: str) -> Recipe:
     for claim in found.claims:
         if claim.arm not in ("*", *arms):
             raise unknown(f"arm in a claim of {name}", claim.arm, arms)
-    for chosen in found.scales.values():
-        if chosen.benches is not None:
-            TrainConfig.of(chosen.benches.training, where)
     for speed in found.speeds:
         if speed.arm not in found.arms:
             raise unknown(f"arm in a claim of {name}", speed.arm, found.arms)

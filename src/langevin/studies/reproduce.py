@@ -9,22 +9,21 @@ speed of classifiers in training, anew each time.
 import math
 import shlex
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from langevin.bench.edge import bench_edge
-from langevin.bench.mixers import Settings, bench_mixers
+from langevin.bench.mixers import bench_mixers
 from langevin.bench.training import bench_training
 from langevin.environment import environment, pick_device
-from langevin.errors import UsageError, unknown
+from langevin.errors import UsageError
 from langevin.mixers import parse
 from langevin.runs.files import write_json, write_text
-from langevin.settings import TrainConfig
 from langevin.studies.compare import compare
 from langevin.studies.numbers import percent
 from langevin.studies.plan import FILE, seeds_in_words
-from langevin.studies.recipe import Benches, Recipe, SpeedClaim, recipe
+from langevin.studies.recipe import Recipe, SpeedClaim, recipe
 from langevin.studies.report.page import render
 from langevin.studies.report.speed import speed_page
 from langevin.studies.results import Answer, Results
@@ -59,14 +58,14 @@ def reproduce_speed(
     benches = chosen.scale(scale).benches
     assert benches is not None
     device, arms = pick_device("auto"), list(chosen.arms)
-    model = TrainConfig.of({**benches.training, "device": device}, f"recipe {chosen.name}")
+    model = replace(benches.training, device=device)
     found: dict[str, Any] = {}
-    if benches.edge:
+    if benches.mixers is None:
         own = {**benches.edge, "lengths": tuple(benches.edge["lengths"])}
         turns: dict[str, Any] = {"repeats": benches.rounds, "inference": False}
         found["edge"] = bench_edge(arms, model, vocab=benches.vocab, **turns, **own, progress=say)
     else:
-        found["mixers"] = bench_mixers(arms, mixer_settings(benches, device, chosen.name), progress=say)
+        found["mixers"] = bench_mixers(arms, replace(benches.mixers, device=device), progress=say)
         turns = {"rounds": benches.rounds, "seconds": benches.seconds}
         found["training"] = bench_training(arms, model, vocab=benches.vocab, **turns, progress=say)
     answers = [_answer(claim, found) for claim in chosen.speeds]
@@ -82,15 +81,6 @@ def reproduce_speed(
     write_text(folder / "report.html", render(speed_page(results, answers)))
     write_json(folder / "results.json", results)
     return answers
-
-
-def mixer_settings(benches: Benches, device: str, name: str) -> Settings:
-    """What `bench mixers` is given; every key must be known."""
-    known = [f.name for f in fields(Settings)]
-    for key in benches.mixers:
-        if key not in known:
-            raise unknown(f"setting of bench mixers in recipe {name}", str(key), known)
-    return Settings(**{**benches.mixers, "lengths": tuple(benches.mixers["lengths"]), "device": device})
 
 
 def _answer(claim: SpeedClaim, found: dict[str, Any]) -> Answer:

@@ -68,7 +68,7 @@ class RunResult:
     @staticmethod
     def of(record: Mapping[str, Any]) -> RunResult:
         """From the JSON of a finished run."""
-        rows = tuple(Row(**{**row, "value": _number(row["value"])}) for row in record["rows"])
+        rows = tuple(Row(**row) for row in record["rows"])
         curve = tuple(Point(**point) for point in record["curve"])
         kept = {key: value for key, value in record.items() if key != "said"}
         return RunResult(**{**kept, "rows": rows, "curve": curve, "examples": tuple(record["examples"])})
@@ -115,11 +115,6 @@ class RunResult:
                 return None if there is None else there + share * (here - there)
             before = point
         return None
-
-
-def _number(value: float | None) -> float:
-    """JSON has null for what is no finite number."""
-    return math.nan if value is None else value
 
 
 @dataclass(frozen=True)
@@ -279,8 +274,12 @@ class Results:
         return self.metrics[0]
 
     @property
+    def placed_runs(self) -> list[tuple[PartResult, ArmResult, RunResult]]:
+        return [(part, arm, run) for part in self.parts for arm in part.arms for run in arm.runs]
+
+    @property
     def runs(self) -> list[RunResult]:
-        return [run for part in self.parts for arm in part.arms for run in arm.runs]
+        return [run for _, _, run in self.placed_runs]
 
     @property
     def finished(self) -> bool:
@@ -514,7 +513,7 @@ def _examples_agree(
     return over.high < 0 if lower else over.low > 0
 
 
-def could_confirm(results: Results, family: Iterable[Key], looks: int = 1) -> bool:
+def could_confirm(results: Results, family: Iterable[Key]) -> bool:
     """Whether any judged contrast has pairs enough to be confirmed: only then is a look one."""
     keys = list(family)
-    return any(len(differences(results, key)) >= least_seeds(len(keys), looks) for key in keys)
+    return any(len(differences(results, key)) >= least_seeds(len(keys)) for key in keys)

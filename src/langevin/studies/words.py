@@ -112,15 +112,9 @@ def verdict(plan: Plan, results: Results) -> Verdict:
         return Verdict(
             f"No answer yet: {far}.", "What is judged is fixed; it is told when all runs have ended."
         )
-    own = (
-        "best",
-        "",
-    )  # of the arms against the first: what claims set against each other is told with them
-    primary = [
-        c
-        for c in results.contrasts
-        if c.key.metric == results.primary.name and (c.key.place, c.key.against) == own
-    ]
+    # Of the arms against the first: what claims set against each other is told with them.
+    own = [c for c in results.contrasts if (c.key.place, c.key.against) == ("best", "")]
+    primary = [c for c in own if c.key.metric == results.primary.name]
     if not primary:
         return Verdict("One arm: there is nothing to compare it with.", "95 % t intervals over seeds.")
     if results.exploratory:
@@ -429,7 +423,7 @@ def _still_improving(arm: ArmResult) -> bool:
 
 
 def _seeds(results: Results) -> Iterator[str]:
-    failed = sorted({a.name for p in results.parts for a in p.arms for r in a.runs if r.status == "failed"})
+    failed = sorted({arm.name for _, arm, run in results.placed_runs if run.status == "failed"})
     if failed:
         yield f"Runs of {listed(failed)} failed and are missing: those left may be the easier ones."
     if len(results.seeds) > 1:

@@ -24,7 +24,7 @@ from langevin.sampling.text import Request
 from langevin.settings import TrainConfig
 from langevin.studies.inference import estimate
 from langevin.studies.jobs import EVALUATED, Stopped, forget
-from langevin.studies.results import Point, RunResult
+from langevin.studies.results import Point, RunResult, Status
 from langevin.tasks import TASKS
 from langevin.training.start import build, prepared
 
@@ -42,22 +42,19 @@ def run(
     """Train a run, or go on with it, and measure it: the record of a RunResult. along: the models on the
     way are measured as well, and not kept. texts: what it writes for a judge (`quality.Wanted`)."""
     trouble = _train(replace(config, keep_evaluated=along), folder, threads)
-    found = load(folder) if trouble is None else Run(folder, config)  # which may hold no model yet
-    curve = curve_of(found)
-    record = RunResult(config.seed, curve=curve, environment=environment_of(found))
     if trouble is not None:
-        return asdict(replace(record, status="diverged", error=trouble))
+        return asdict(_begun(Run(folder, config), "diverged", trouble))  # which may hold no model yet
+    found = load(folder)
     device, data = pick_device(config.device), found.task.prepare(found.config)
     try:
-        rows, details = measured(found, data, device, test_tokens, texts=texts)
+        record = measured(found, data, device, test_tokens, texts=texts)
     except Diverged as error:
-        return asdict(replace(record, status="diverged", error=one_line(error)))
-    for point in curve if along else ():
+        return asdict(_begun(found, "diverged", one_line(error)))
+    for point in record.curve if along else ():
         model = from_pretrained(folder / EVALUATED / f"step-{point.step}").eval()
         then = evaluate_model(found, model, data=data, device=device, limit=test_tokens, **_quick(found))
-        rows += [replace(Row(**row), at={"step": point.step}) for row in then["rows"] if not row["at"]]
-    examples = tuple(details.pop("examples", ()))
-    record = replace(record, status="done", rows=tuple(rows), examples=examples, details=details)
+        rows = (replace(Row(**row), at={"step": point.step}) for row in then["rows"] if not row["at"])
+        record = replace(record, rows=(*record.rows, *rows))
     least = "≤ " if found.objective.likelihood == "bound" else ""
     said = f"validation loss {least}{record.best.loss:.4f}" if record.best else ""
     return {**asdict(record), "said": said}
@@ -94,15 +91,22 @@ def measured(
     test_tokens: int | None,
     evaluation: dict[str, Any] | None = None,
     texts: Any = None,
-) -> tuple[list[Row], dict[str, Any]]:
-    """What the task measures of a trained run on test, unless it is known, and details that pages show."""
+) -> RunResult:
+    """A trained run with what the task measures of it on test, unless that is known."""
     if evaluation is None:
         options = {"device": device, "limit": test_tokens, **_quick(found)}
         options |= {} if device == "cpu" else {"batch": at_once(found, device)}
         options |= {} if texts is None else {"texts": texts}
         evaluation, _ = evaluate(found, "test", data=data, **options)
     details = details_of(evaluation) | {"sample": sample(found, data, device)}
-    return [Row(**row) for row in evaluation["rows"]], {k: v for k, v in details.items() if v}
+    rows, examples = tuple(Row(**row) for row in evaluation["rows"]), tuple(details.pop("examples") or ())
+    details = {name: value for name, value in details.items() if value}
+    return replace(_begun(found, "done"), rows=rows, examples=examples, details=details)
+
+
+def _begun(found: Any, status: Status, error: str | None = None) -> RunResult:
+    kept = {key: found.environment[key] for key in ENVIRONMENT if key in found.environment}
+    return RunResult(found.config.seed, status, error, curve=curve_of(found), environment=kept)
 
 
 def details_of(evaluation: dict[str, Any]) -> dict[str, Any]:
@@ -124,10 +128,6 @@ def curve_of(found: Any) -> tuple[Point, ...]:
     """Validation losses over the run."""
     a_step = found.task.tokens_a_step(found.config)
     return tuple(Point(r["step"], r["step"] * a_step, r["loss"]) for r in found.metrics("valid"))
-
-
-def environment_of(found: Any) -> dict[str, Any]:
-    return {key: found.environment[key] for key in ENVIRONMENT if key in found.environment}
 
 
 def _quick(found: Any) -> dict[str, Any]:

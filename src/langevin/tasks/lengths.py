@@ -139,8 +139,8 @@ def read_lengths(
     return sorted(set(lengths))
 
 
-def read_numbers(text: str, what: str, kind: Callable[[str], T]) -> list[T]:
+def read_numbers(text: str, what: str, kind: Callable[[str], T], such_as: str = "128,256") -> list[T]:
     try:
         return [kind(word) for word in text.split(",")] if text.strip() else []
     except ValueError:
-        raise UsageError(f"{text!r} names no {what}", "Write numbers with commas: 128,256.") from None
+        raise UsageError(f"{text!r} names no {what}", f"Write numbers with commas: {such_as}.") from None

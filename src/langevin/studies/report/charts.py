@@ -3,16 +3,14 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from langevin import figures
 from langevin.evaluation.rows import Metric, Row
-from langevin.figures import Ends, Grid, Heads, Line, Mark
+from langevin.figures import Ends, Grid, Line, Mark
 from langevin.studies.numbers import (
     common_spread,
     counted,
@@ -29,29 +27,12 @@ from langevin.studies.results import CONFIRMED, COSTS, Key, PartResult, Results,
 UNITS = {"length": "tokens", "position": "tokens", "distance": "tokens", "state": "bytes"}
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A figure: its title, what it tells those who cannot see it, and what its lines are."""
-
-    title: str
-    figure: Figure
-    told: Sequence[str]
-    note: str = ""
-    lines: Sequence[Line | Heads] = ()
-
-    @property
-    def on_page(self) -> Chart:
-        legend = [(line.index, line.name) for line in self.lines]
-        drawn = figures.svg(self.figure, self.title)
-        return Chart(self.title, drawn, f"{'; '.join(self.told)}.", self.note, legend)
-
-
 def charts(results: Results) -> dict[str, list[Chart]]:
     drawn = {"forest": _forest(results), "cost": _cost(results)} if results.finished else {}
     by_part = {"curves": curves, "reliability": reliability, "scalars": scalars, "grids": grids}
     for key, draw in by_part.items():
         drawn[key] = [one for part in results.parts for one in draw(results, part)]
-    return {key: [one.on_page for one in every] for key, every in drawn.items()}
+    return drawn
 
 
 def _ends(found: Any) -> Ends:
@@ -62,7 +43,7 @@ def _group(results: Results, part: PartResult) -> str:
     return part.name if len(results.parts) > 1 else ""
 
 
-def _forest(results: Results) -> list[Drawing]:
+def _forest(results: Results) -> list[Chart]:
     """Paired differences in the primary metric, sorted within each part, the reference at zero."""
     metric, mark_of, rows = results.primary, marks(results), []
     own = [c for c in results.contrasts if c.key.metric == metric.name and c.key.place == "best"]
@@ -93,10 +74,10 @@ def _forest(results: Results) -> list[Drawing]:
     told = [f"{row.name} {row.shown}" for row in rows]
     note = "Paired by seed, with 95 % t intervals. Filled: confirmed; open: not."
     figure = figures.forest(rows, f"difference in {with_unit(metric.label, metric.unit)}")
-    return [Drawing(title, figure, told, note)]
+    return [Chart(title, figure, told, note)]
 
 
-def _cost(results: Results) -> list[Drawing]:
+def _cost(results: Results) -> list[Chart]:
     """The primary metric against training time, or against work where no time was measured."""
     metric, mark_of, rows = results.primary, marks(results), []
     timed = sum(arm.cost("time_ratio") is not None for part in results.parts for arm in part.arms) > 1
@@ -115,10 +96,10 @@ def _cost(results: Results) -> list[Drawing]:
     told = [f"{row.name} {number(row.y)} at {number(row.x)}" for row in rows]
     note = "Means over seeds with 95 % intervals" + ("; lines join a part." if rows[0].group else ".")
     title = f"{sentence_case(metric.label)} against {cost.label}"
-    return [Drawing(title, figures.scatter(rows, labels, height), told, note)]
+    return [Chart(title, figures.scatter(rows, labels, height), told, note)]
 
 
-def curves(results: Results, part: PartResult) -> list[Drawing]:
+def curves(results: Results, part: PartResult) -> list[Chart]:
     """Validation loss by how much of the budget was spent: the mean over seeds and each seed, or, of a
     single run, its training loss where that is known."""
     lines, numbers = [], marks(results)
@@ -143,10 +124,10 @@ def curves(results: Results, part: PartResult) -> list[Drawing]:
     note = "Strong: validation; pale: training." if trained else "Strong: mean over seeds; pale: each seed."
     note += " The start may lie above the frame."
     note += f" Dashed: the untouched model, {number(level)}." if untouched else ""
-    return [Drawing(title, figure, told, note, lines)]
+    return [Chart(title, figure, told, note, lines)]
 
 
-def reliability(results: Results, part: PartResult) -> list[Drawing]:
+def reliability(results: Results, part: PartResult) -> list[Chart]:
     """Bins of the same place put together over seeds: counts add, the rest weighs by count."""
     lines, counts = [], []
     for arm in part.arms:
@@ -166,10 +147,10 @@ def reliability(results: Results, part: PartResult) -> list[Drawing]:
         return []
     told = [f"{line.name} is right {line.y[-1]:.0%} of the time when it is surest" for line in lines]
     figure = figures.reliability(lines, counts)
-    return [Drawing(titled("Reliability", part, results), figure, told, lines=lines)]
+    return [Chart(titled("Reliability", part, results), figure, told, lines=lines)]
 
 
-def scalars(results: Results, part: PartResult) -> list[Drawing]:
+def scalars(results: Results, part: PartResult) -> list[Chart]:
     """One chart a name: heads by layer, means over seeds."""
     found: dict[str, dict[str, dict[tuple[int, Any], list[float]]]] = {}
     for arm in part.arms:
@@ -180,13 +161,11 @@ def scalars(results: Results, part: PartResult) -> list[Drawing]:
     for name, by_arm in found.items():
         learned = []
         for arm_name, heads in by_arm.items():
-            values = [(layer, fmean(seeds)) for (layer, _), seeds in heads.items()]
-            learned.append(Heads(arm_name, marks(results)[arm_name], values))
-        told = [f"{one.name} at {counted(len(one.values), 'head')}" for one in learned]
+            layers, means = [layer for layer, _ in heads], [fmean(seeds) for seeds in heads.values()]
+            learned.append(Line(arm_name, marks(results)[arm_name], layers, means))
+        told = [f"{one.name} at {counted(len(one.x), 'head')}" for one in learned]
         title = titled(f"Learned {name} by layer", part, results)
-        made.append(
-            Drawing(title, figures.scalars(learned, f"{name} (learned value)"), told, lines=learned)
-        )
+        made.append(Chart(title, figures.scalars(learned, f"{name} (learned value)"), told, lines=learned))
     return made
 
 
@@ -207,7 +186,7 @@ def measured(part: PartResult) -> dict[tuple[str, tuple[str, ...]], Measured]:
 
 def grids(
     results: Results, part: PartResult, chosen: tuple[str, str] | None = None, together: bool = False
-) -> list[Drawing]:
+) -> list[Chart]:
     """What was measured at places: over one of numbers a line an arm, over one of names a heatmap of all
     arms, over two a heatmap each, or all of them together. chosen: a metric and the last of its places."""
     made = []
@@ -242,7 +221,7 @@ def _over_one(
     found: Measured,
     numbers: dict[str, int],
     context: int | None,
-) -> Drawing:
+) -> Chart:
     lines = []
     for arm, values in found.items():
         places = sorted(place for (place,) in values)
@@ -262,10 +241,10 @@ def _over_one(
     note = "With 95 % t intervals over seeds." if seeds > 1 else "With 95 % intervals over what is tested."
     note += f" Dotted: the length of training, {trained}." if trained else ""
     figure = figures.curves(lines, labels, log="x" if log else "", upright=trained)
-    return Drawing(sentence_case(title), figure, told, note, lines)
+    return Chart(sentence_case(title), figure, told, note, lines)
 
 
-def _over_names(title: str, metric: Metric, axis: str, found: Measured) -> Drawing:
+def _over_names(title: str, metric: Metric, axis: str, found: Measured) -> Chart:
     places = list(dict.fromkeys(place for values in found.values() for (place,) in values))
     means = [[_mean(values[place,]) for place in places] for values in found.values()]
     told = [
@@ -273,7 +252,7 @@ def _over_names(title: str, metric: Metric, axis: str, found: Measured) -> Drawi
     ]
     grid = Grid(means, list(found), places)
     figure = figures.heatmap([grid], (axis, "arm"), with_unit(metric.label, metric.unit))
-    return Drawing(sentence_case(title), figure, told)
+    return Chart(sentence_case(title), figure, told)
 
 
 def _in_order(places: Iterable[Any]) -> list[Any]:
@@ -283,7 +262,7 @@ def _in_order(places: Iterable[Any]) -> list[Any]:
 
 def _over_two(
     title: str, metric: Metric, axes: tuple[str, ...], found: Measured, together: bool
-) -> list[Drawing]:
+) -> list[Chart]:
     every = [_mean(rows) for values in found.values() for rows in values.values()]
     ends = (0.0, 1.0) if metric.unit == "fraction" else (min(every), max(every))
     drawn = {}
@@ -300,5 +279,5 @@ def _over_two(
         )
         own = {arm: [_mean(rows) for rows in found[arm].values()] for arm in arms}
         told = [f"{arm} {number(min(values))} to {number(max(values))}" for arm, values in own.items()]
-        made.append(Drawing(sentence_case(title) if together else f"{arms[0]}: {title}", figure, told))
+        made.append(Chart(sentence_case(title) if together else f"{arms[0]}: {title}", figure, told))
     return made

@@ -3,14 +3,21 @@
 Its styles, drawings and script are inside; its content security policy forbids any request.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from langevin.figures import Line
 
 SYMBOLS, COLOURS = "●■▲◆▼★✚✖", 8
 RELOAD_SECONDS = 15
@@ -48,13 +55,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing: its title, what it tells those who cannot see it, and which arm has which mark."""
+    """A figure: its title, what it tells those who cannot see it, and what its lines are."""
 
     title: str
-    svg: str
-    told: str = ""
+    figure: Figure
+    told: Sequence[str]
     note: str = ""
-    legend: Sequence[tuple[int, str]] = ()
+    lines: Sequence[Line] = ()
+
+    @property
+    def svg(self) -> str:
+        from langevin import figures
+
+        return figures.svg(self.figure, self.title)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """The pages of recipes of costs: mixers alone and in training steps, or classifiers in training by the
 length of texts, beside what was published."""
 
+from itertools import product
 from typing import Any
 
 from langevin import figures
 from langevin.studies.numbers import number
-from langevin.studies.plan import slug
 from langevin.studies.report.page import Cell, Chart, Column, Page, Part, Section, Table
 from langevin.studies.report.study import claims_table
 from langevin.studies.results import Answer
@@ -20,15 +20,19 @@ def speed_page(results: dict[str, Any], answers: list[Answer]) -> Page:
     machine = results["environment"]
     if "edge" in results:
         edge = results["edge"]
-        rounds, hero = edge["settings"]["repeats"], [_by_length(edge["rows"], key) for key in BY_LENGTH]
+        rounds = edge["settings"]["repeats"]
+        hero = [_chart(edge["rows"], "model", key, f"Training {of}", of) for key, of in BY_LENGTH.items()]
         left_out = Part("points", edge["left_out"], "What did not fit")
         measured = [Section("steps", "Training steps", [_classifiers(edge["rows"]), left_out])]
         settings = [Part("facts", edge["settings"], "Models")]
     else:
         mixers, training = results["mixers"], results["training"]
         rounds = training["settings"]["rounds"]
-        drawn = [_chart(mixers["rows"], part, ratio) for part in PARTS for ratio in RATIOS]
-        hero = [chart for chart in drawn[:2] if chart]
+        drawn = []
+        for (part, title), (ratio, what) in product(PARTS.items(), RATIOS.items()):
+            own = [row for row in mixers["rows"] if row["part"] == part]
+            drawn.append(_chart(own, "mixer", ratio, f"{title}, {what}", "time (× softmax)", level=1.0))
+        hero = drawn[:2]
         measured = [
             Section("mixers", "Mixers alone", [Part("charts", drawn[2:]), _mixers(mixers["rows"])]),
             Section("training", "Training steps", [_training(training["rows"])]),
@@ -54,23 +58,12 @@ def speed_page(results: dict[str, Any], answers: list[Answer]) -> Page:
     )
 
 
-def _chart(rows: list[dict[str, Any]], part: str, ratio: str) -> Chart:
-    """Time as a multiple of softmax's by length, a line a mixer."""
-    own = [row for row in rows if row["part"] == part]
-    return _lines(own, "mixer", ratio, f"{PARTS[part]}, {RATIOS[ratio]}", "time (× softmax)", level=1.0)
-
-
-def _by_length(rows: list[dict[str, Any]], key: str) -> Chart:
-    """Memory a text or tokens a second by length, a line a model."""
-    return _lines(rows, "model", key, f"Training {BY_LENGTH[key]}", BY_LENGTH[key])
-
-
-def _lines(
+def _chart(
     rows: list[dict[str, Any]], name: str, key: str, title: str, label: str, level: float | None = None
 ) -> Chart:
-    lines, drawn = figures.by_length(rows, name, key, label, level)
-    legend = [(line.index, line.name) for line in lines]
-    return Chart(title, figures.svg(drawn, slug(f"speed {title}")), told=title, legend=legend)
+    """By length, a line a mixer or a model."""
+    lines, figure = figures.by_length(rows, name, key, label, level)
+    return Chart(title, figure, [label], lines=lines)
 
 
 def _table(caption: str, heads: list[tuple[str, str, str]], rows: list[dict[str, Any]]) -> Table:

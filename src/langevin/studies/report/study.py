@@ -361,8 +361,7 @@ def _tuning(results: Results) -> Table:
 def _failed(results: Results) -> Table:
     rows = [
         [titled(arm.name, part, results), str(run.seed), run.status, run.error or ""]
-        for part, arm in _rows(results)
-        for run in arm.runs
+        for part, arm, run in results.placed_runs
         if run.status in ("failed", "diverged")
     ]
     rows += [

@@ -60,12 +60,10 @@ def _runs_csv(results: Results) -> str:
     """A row for every run and each thing that was measured of it."""
     head = ["part", "arm", "seed", "status", *(field.name for field in fields(Row))]
     rows = []
-    for part in results.parts:
-        for arm in part.arms:
-            for run in arm.runs:
-                own = [part.name, arm.name, run.seed, run.status]
-                measured = [{**asdict(row), "at": json.dumps(row.at)} for row in run.rows]
-                rows += [own + list(row.values()) for row in measured or [{}]]
+    for part, arm, run in results.placed_runs:
+        own = [part.name, arm.name, run.seed, run.status]
+        measured = [{**asdict(row), "at": json.dumps(row.at)} for row in run.rows]
+        rows += [own + list(row.values()) for row in measured or [{}]]
     return _csv(head, rows)
 
 
