@@ -166,6 +166,51 @@ def test_only_what_is_opened_again_can_be_repaired(remask: Any) -> None:
     assert found > usual + 1 if remask == "none" else found < usual + 0.4
 
 
+def test_sweeps_lead_to_the_truth_from_any_text_and_stay_there(floor: float) -> None:
+    """Each call opens a token of these short texts and draws it given the others."""
+    model = markov()
+    alone = written(model, order="ancestral", steps=1)
+    assert model.distance(alone) > floor + 0.1
+    model.calls = 0
+    swept = written(model, order="ancestral", steps=1, sweeps=6)
+    assert model.distance(swept) < floor + 0.02
+    assert model.calls == 1 + 6 * L
+    assert model.distance(written(model, order="first-hitting", sweeps=1)) < floor + 0.02
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_sweeps_begin_when_a_text_is_whole_and_leave_what_is_given_and_where_it_ends(order: Any) -> None:
+    model, canvas = markov(), Canvas([V, 0, V, 1], [True, False, True, True])
+    sampling, frames = MaskedSampling(order=order, sweeps=3), list[tuple[int, Step]]()
+    seeds = list(range(40))
+    writing = Denoising(
+        model,
+        [canvas] * 40,
+        sampling,
+        seeds,
+        ends=[1],
+        watched=lambda row, step: frames.append((row, step)),
+    )
+    draft: dict[int, list[int]] = {}
+    while bool(writing.writing_B.any()):
+        writing.step()
+        for row in (writing.turn_B == 1).nonzero().flatten().tolist():
+            draft.setdefault(row, [step.tokens for at, step in frames if at == row][-1])
+    plain = Denoising(model, [canvas] * 40, MaskedSampling(order=order), seeds, ends=[1])
+    while bool(plain.writing_B.any()):
+        plain.step()
+    assert all(row[: len(draft[i])] == draft[i] for i, row in enumerate(plain.ids_BL.tolist()))
+    for row, end in enumerate(writing.end_B.tolist()):
+        assert end == len(draft[row])
+        now = writing.ids_BL[row, :end].tolist()
+        assert now[1:2] == [0][: end - 1]
+        assert now.index(1) == end - 1  # no other end was drawn
+        shown = [step.tokens for at, step in frames if at == row]
+        first = shown.index(draft[row])
+        assert all(V not in tokens for tokens in shown[first:])
+    assert not torch.equal(writing.ids_BL, plain.ids_BL)
+
+
 def test_the_last_step_commits_all_whatever_is_rounded() -> None:
     m = torch.linspace(1e-6, 1, 10_001, dtype=torch.float64)[:, None]
     p, committed = torch.rand(len(m), 4, dtype=torch.float64), torch.rand(len(m), 4) < 0.5
@@ -404,6 +449,11 @@ def test_blocks_end_with_the_one_in_which_all_texts_have(of_blocks: Any) -> None
     assert {t.tokens for t in in_blocks((ending, tokenizer), [Request("Ann")], fixed=True)} == {45}
 
 
+def test_blocks_are_not_swept(of_blocks: Any) -> None:
+    with pytest.raises(UsageError, match="which a model of blocks does not read"):
+        in_blocks(of_blocks, [Request("Ann")], sweeps=1)
+
+
 def test_a_gap_is_filled_within_its_block_or_refused(of_blocks: Any) -> None:
     infill = ("A___xy",)
     (text,) = in_blocks(of_blocks, [Request(infill[0])], infill=infill, tokens=3)
@@ -430,6 +480,8 @@ def texts(loaded: Any, requests: list[Request], batch: int = 16, **options: Any)
         {"steps": 9},
         {"order": "confidence", "tokens": 60, "top_k": 5},
         {"order": "ancestral", "remask": "conf", "eta": 0.3, "steps": 40},
+        {"order": "ancestral", "remask": "conf", "eta": 0.3, "steps": 20, "sweeps": 1},
+        {"order": "threshold", "sweeps": 2},
     ],
 )
 def test_a_prompt_and_a_seed_give_the_same_text_in_any_batch(loaded: Any, options: dict[str, Any]) -> None:
@@ -537,6 +589,10 @@ def test_the_command_line_has_the_flags_of_the_sampler(
     anywhere = ("--order", "ancestral", "--window", "1")
     assert "ancestral steps commit anywhere" in said(str(run), *anywhere, status=2)
     assert said(str(run), "--prompt", "Ann", "--window", "1").startswith("Ann")
+    assert "sweeps=-1 must be" in said(str(run), "--sweeps", "-1", status=2)
+    (found,) = json.loads(said(str(run), "--infill", "Ann ___ left.", *fast, "--sweeps", "2", "--json"))
+    assert found["text"].endswith(" left.")
+    assert found["calls"] == 4 + 2 * 8
     assert "goes with ancestral steps" in said(str(run), "--remask", "cap", status=2)
     loops = ("--order", "ancestral", "--remask", "loop")
     assert said(str(run), "--prompt", "Ann", *loops, "--eta", "0.05").startswith("Ann")

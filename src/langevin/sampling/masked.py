@@ -9,6 +9,10 @@ each token, at temperature 1) sample from the model; the other orders look for i
 than tokens a call commits several, each drawn as if it were alone. Where a step changes nothing, the
 prediction stands and the network is not called again. The mask has no logit.
 
+What was committed early was drawn with little to go by. So when a text is whole, sweeps may draw it again:
+a call opens every eighth token, and draws them from what the model says given all others (Gibbs sampling;
+a text keeps its length).
+
 A model of blocks writes one block after another in this way; a finished block is read once more, and its
 keys and values stay in a cache. On a GPU a call of the network is replayed as one CUDA graph.
 
@@ -31,12 +35,14 @@ from transformers.generation.streamers import BaseStreamer
 
 from langevin.errors import Diverged, UsageError
 from langevin.models.cache import step_back
-from langevin.objectives.masked import two_parts
+from langevin.objectives.masked import TURNS, two_parts
 from langevin.sampling.ar import WARM, drawn, refuse_too_long, warpers
 from langevin.sampling.canvas import GAP, Canvas, begun, ended
 from langevin.sampling.orders import Order, Remask, best_of_each, certainty, looped, remasking, uniform
 from langevin.sampling.text import Request, Sampling, Step, Text
 from langevin.training.graphs import Replayed
+
+TURN_STRIDE = 3  # from the places of one turn of a sweep to those of the next: no neighbours
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,8 @@ class MaskedSampling(Sampling):
     """Open committed positions again, in ancestral steps."""
     eta: float = 0.02
     """How much --remask opens, from 0 to 1."""
+    sweeps: int = 0
+    """When all is written, draw every token again so many times, given the others: 8 calls a time."""
     fixed: bool = False
     """Write all tokens, and go on after the end of a text."""
     infill: tuple[str, ...] = ()
@@ -76,6 +84,8 @@ class MaskedSampling(Sampling):
             raise UsageError(f"window={self.window} must be 0 (anywhere) or more")
         if self.window and self.order == "ancestral":
             raise UsageError("ancestral steps commit anywhere", "Leave --window out, or choose an --order.")
+        if self.sweeps < 0:
+            raise UsageError(f"sweeps={self.sweeps} must be 0 (none) or more")
         if not 0 <= self.threshold < 1:
             raise UsageError(f"threshold={self.threshold} must be from 0 to below 1")
         if self.remask != "none" and self.order != "ancestral":
@@ -125,6 +135,11 @@ def generate(
     sampling.check()
     if batch < 1:
         raise UsageError(f"batch={batch} must be 1 or more")
+    if sampling.sweeps and block is not None:
+        raise UsageError(
+            "sweeps draw a token given those after it, which a model of blocks does not read",
+            "Leave --sweeps out, or use a model without blocks.",
+        )
     canvases = [
         begun(tokenizer, request, sampling, model.config, data, context, block) for request in requests
     ]
@@ -195,7 +210,8 @@ class Denoising:
 
     Two uniform numbers a position decide everything: `who` is the masked share at which a position is
     committed, or its place in a random order, and `what` chooses its token. Where positions are opened
-    again, every step has numbers of its own.
+    again, every step has numbers of its own. In a sweep, each turn opens its tokens and the next step draws
+    them.
     """
 
     replays: ClassVar[bool] = True  # whether all that `inputs` looks at stays in its place
@@ -239,6 +255,7 @@ class Denoising:
         self.confidence_BL = (self.ids_BL != self.mask).double()
         self.committed_BL = torch.where(self.ids_BL == self.mask, -1, 0)
         self.shown_B = torch.zeros_like(self.asked_B)  # steps that changed something
+        self.turn_B = torch.zeros_like(self.asked_B)  # of sweeps
         self.block = block or L
         self.cache = None if block is None else StaticCache(config=model.config, max_cache_len=L)
         self.input_BN = self.ids_BL if block is None else self.ids_BL[:, :block].clone()
@@ -266,11 +283,18 @@ class Denoising:
         first_B = torch.where(over_BL, self.place_L, len(self.place_L)).amin(-1)
         return torch.minimum(first_B, last_B) + 1
 
+    @property
+    def missing_BL(self) -> Tensor:
+        """What is open before the end."""
+        return self.open_BL & (self.place_L < self.end_B[:, None])
+
     @torch.no_grad()
     def step(self) -> list[int]:
         self._predict()
         here = self.here
         chosen_BN, opened_BN = self._chosen()
+        if self.sampling.sweeps:
+            chosen_BN = torch.where(self.turn_B[:, None] > 0, self.missing_BL, chosen_BN)
         changed_B = (chosen_BN | opened_BN).any(-1)
         if bool(changed_B.any()):
             self.shown_B += changed_B
@@ -279,18 +303,30 @@ class Denoising:
             self.committed_BL[:, here].masked_fill_(opened_BN, -1)
             self._show(changed_B)
         self.taken += 1
-        missing_BL = self.open_BL & (self.place_L < self.end_B[:, None])
-        whole_B = self.writing_B & ~missing_BL.any(-1) & (self.end_B <= here.stop)
+        whole_B = self.writing_B & ~self.missing_BL.any(-1) & (self.end_B <= here.stop)
         going_B = self.open_BL[:, here].any(-1)
         if self.remasks:
             going_B |= self.taken < self.steps_B
             whole_B &= ~going_B
+        swept_B = whole_B & (self.turn_B < TURNS * self.sampling.sweeps)
+        if bool(swept_B.any()):
+            changed_B = torch.where(swept_B, self._sweep(swept_B), changed_B)
+            whole_B &= ~swept_B
         self.writing_B &= ~whole_B
         self.stale_B.copy_(changed_B & self.writing_B)
         whole: list[int] = whole_B.nonzero().flatten().tolist()
         if self.cache is not None and not bool((going_B & self.writing_B).any()):
             self._next_block()
         return whole
+
+    def _sweep(self, some_B: Tensor) -> Tensor:
+        """Open the tokens of some texts whose turn it is, none of them the end; which texts have any."""
+        turn_BL = self.place_L % TURNS == self.turn_B[:, None] * TURN_STRIDE % TURNS
+        here_BL = self.asked_BL & some_B[:, None] & (self.place_L < self.end_B[:, None])
+        open_BL = here_BL & turn_BL & ~torch.isin(self.ids_BL, self.ends)
+        self.ids_BL.masked_fill_(open_BL, self.mask)
+        self.turn_B += some_B
+        return open_BL.any(-1)
 
     def _next_block(self) -> None:
         """Keep what was written, and go on."""
@@ -402,6 +438,9 @@ class Denoising:
         p_RV = logits_RV.softmax(-1, dtype=torch.float64)
         if bool(p_RV[:, 0].isnan().any()):
             raise Diverged("the model's predictions are not finite", "Try an earlier checkpoint.")
+        if self.sampling.sweeps:
+            swept_R = (self.turn_B[:, None] > 0).expand_as(chosen_BN)[chosen_BN]
+            logits_RV = logits_RV.index_fill(-1, self.ends, -torch.inf).where(swept_R[:, None], logits_RV)
         for warper in self.warpers:
             logits_RV = warper(None, logits_RV)
         token_R = logits_RV.argmax(-1)
@@ -413,9 +452,11 @@ class Denoising:
         committed_BN.copy_(torch.where(chosen_BN, self.shown_B[:, None], committed_BN))
 
     def _uniform(self, which: int) -> Tensor:
-        if not self.remasks:
-            return self.numbers_2BL[which][:, self.here]
-        return uniform(self.seed_B, self.place_L[self.here], 2 * self.taken + which)
+        once_BN = self.numbers_2BL[which][:, self.here]
+        if not self.remasks and not self.sampling.sweeps:
+            return once_BN
+        anew_BN = uniform(self.seed_B, self.place_L[self.here], 2 * self.taken + which)
+        return anew_BN if self.remasks else torch.where(self.turn_B[:, None] > 0, anew_BN, once_BN)
 
     def _show(self, some_B: Tensor) -> None:
         if self.watched is None:
