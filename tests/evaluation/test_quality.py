@@ -413,6 +413,10 @@ def test_recovery_is_zero_by_design_only_where_nothing_is_opened_again(masked: R
     rows, said = quality.recovery(masked, tokens, opening, "cpu")
     assert [row.metric for row in rows] == ["corruption_recovery", "corruption_spoiled"]
     assert said == "what the rest of a text speaks against is written anew"
+    swept = replace(plain, sweeps=2)  # type: ignore[call-arg]
+    rows, said = quality.recovery(masked, tokens, swept, "cpu")
+    assert rows[1].value > 0
+    assert said == "all of it is drawn again"
     in_blocks: Any = SimpleNamespace(model=None, objective=Masked(block=4))
     rows, said = quality.recovery(in_blocks, tokens, opening, "cpu")
     assert not rows

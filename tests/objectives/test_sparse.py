@@ -382,14 +382,16 @@ def test_open_positions_carry_the_prediction_before_and_nothing_without_one() ->
     assert (p[0].sum(-1) > 0).sum() == L - 1
 
 
-def test_a_text_is_the_same_whether_all_are_read_in_a_call_or_those_that_changed() -> None:
-    """A prediction that stands is not read again, with itself for feedback."""
+@pytest.mark.parametrize("sweeps", [0, 2])
+def test_a_text_is_the_same_whether_all_are_read_in_a_call_or_those_that_changed(sweeps: int) -> None:
+    """A prediction that stands is not read again, with itself for feedback; nor is a text of which a turn
+    of a sweep opens nothing."""
     model, found = tiny(SOFT).eval(), []
-    canvases = [Canvas([1] * n + [TEN] * (12 - n), [False] * n + [True] * (12 - n)) for n in (0, 4, 9)]
+    canvases = [Canvas([1] * n + [TEN] * (12 - n), [False] * n + [True] * (12 - n)) for n in (0, 4, 9, 11)]
     known = SOFT.sampler().keywords
     for all_rows in (False, True):
-        sampling = MaskedSampling(order="ancestral", steps=30)
-        writing = known["denoising"](model, canvases, sampling, [1, 2, 3], known["masked_share"])
+        sampling = MaskedSampling(order="ancestral", steps=30, sweeps=sweeps)
+        writing = known["denoising"](model, canvases, sampling, [1, 2, 3, 4], known["masked_share"])
         writing.all_rows = all_rows
         while bool(writing.writing_B.any()):
             writing.step()

@@ -192,8 +192,12 @@ def test_sweeps_begin_when_a_text_is_whole_and_leave_what_is_given_and_where_it_
         watched=lambda row, step: frames.append((row, step)),
     )
     draft: dict[int, list[int]] = {}
+    before = writing.ids_BL.clone()
     while bool(writing.writing_B.any()):
         writing.step()
+        opened = (writing.ids_BL == V) & (before != V)
+        assert not (opened & (before == 1)).any()
+        before = writing.ids_BL.clone()
         for row in (writing.turn_B == 1).nonzero().flatten().tolist():
             draft.setdefault(row, [step.tokens for at, step in frames if at == row][-1])
     plain = Denoising(model, [canvas] * 40, MaskedSampling(order=order), seeds, ends=[1])
@@ -208,7 +212,19 @@ def test_sweeps_begin_when_a_text_is_whole_and_leave_what_is_given_and_where_it_
         shown = [step.tokens for at, step in frames if at == row]
         first = shown.index(draft[row])
         assert all(V not in tokens for tokens in shown[first:])
+        assert torch.equal(writing.ids_BL[row, end:], plain.ids_BL[row, end:])
     assert not torch.equal(writing.ids_BL, plain.ids_BL)
+
+
+def test_a_turn_of_a_sweep_opens_no_neighbours_of_the_one_before() -> None:
+    model, places = tiny().eval(), list[list[int]]()
+    canvas = Canvas([10] * 16, [True] * 16)
+    writing = Denoising(model, [canvas], MaskedSampling(order="ancestral", steps=1, sweeps=1), [0])
+    while bool(writing.writing_B.any()):
+        writing.step()
+        places.append((writing.ids_BL[0] == 10).nonzero().flatten().tolist())
+    assert [p % 8 for p, _ in places[:-1]] == [0, 3, 6, 1, 4, 7, 2, 5]
+    assert all(last - first == 8 for first, last in places[:-1])
 
 
 def test_the_last_step_commits_all_whatever_is_rounded() -> None:

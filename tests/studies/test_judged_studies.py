@@ -59,6 +59,7 @@ def test_a_study_goes_on_only_with_the_judge_that_it_began_with(tmp_path: Path, 
         ({"sampling": {"steps": 3}}, "no texts are written"),
         ({"temperatures": (0.5, 0.6)}, "no texts are written"),
         ({"judge": "x", "samples": 1}, "samples=1"),
+        ({"judge": "x", "sampling": {"sweeps": 1}, "shape": {"objective": "masked(block=4)"}}, "of blocks"),
         ({"judge": "x", "primary": "repetition_4"}, "neither better high nor low"),
     ],
 )

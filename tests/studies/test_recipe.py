@@ -17,7 +17,7 @@ from langevin.models.cost import flops_of
 from langevin.models.heads import LangevinForSequenceClassification
 from langevin.studies import recipe as recipes
 from langevin.studies.inference import least_seeds
-from langevin.studies.plan import Claim
+from langevin.studies.plan import Claim, _plain
 from langevin.studies.recipe import SCALES
 from langevin.training.start import model_config
 
@@ -51,7 +51,8 @@ def test_the_recipes_are_these():
 def test_every_scale_of_a_recipe_is_a_plan_with_its_claims(name, scale):
     found = recipes.recipe(name)
     plan = found.plan(scale)
-    assert plan.primary == found.primary
+    assert plan.primary
+    assert plan.title == found.title
     assert plan.notes == found.differs
     assert all(len(part.arms) > 1 for part in plan.parts)
     assert plan.claims
@@ -151,6 +152,25 @@ def test_a_plain_recipe_is_read():
 def test_a_scale_without_seeds_has_as_many_as_it_needs():
     scales = {name: {"cost": "nothing", "settings": {"steps": 2}} for name in SCALES}
     assert len(recipes.read(text_of(scales=scales), "mine").plan("small").seeds) == 7
+
+
+@pytest.mark.parametrize(
+    ("of_recipe", "of_scale"),
+    [
+        ({"equal_flops": True}, {"equal_flops": False}),  # what would be so without a word
+        ({"tune": "lr", "trials": 3}, {"trials": 5}),
+        ({"test_tokens": 1000}, {"test_tokens": 65_536}),
+        ({"judge": "x", "temperatures": [0.5, 0.6]}, {"temperatures": [0.7, 0.8, 0.9, 1.0]}),
+        ({"judge": "x", "sampling": {"steps": 3}}, {"sampling": {}}),
+    ],
+)
+def test_what_a_scale_says_goes_before_what_its_recipe_does(of_recipe, of_scale):
+    scales = scales_with(settings={"steps": 2})
+    scales["full"] |= of_scale
+    found = recipes.read(text_of(scales=scales, **of_recipe), "mine")
+    small, full = (_plain(vars(found.plan(name))) for name in ("small", "full"))
+    assert {key: small[key] for key in of_recipe} == of_recipe
+    assert {key: full[key] for key in of_recipe} == {**of_recipe, **of_scale}
 
 
 def test_the_recipe_in_the_documentation_is_one():

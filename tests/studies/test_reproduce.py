@@ -51,7 +51,8 @@ def tiny_recipe(name, home):
         for part in smoke.parts
     )
     smoke = replace(smoke, settings={**smoke.settings, **small}, parts=parts, test_tokens=128)
-    return replace(chosen, scales={**chosen.scales, "smoke": smoke}, trials=min(chosen.trials, 1))
+    smoke = replace(smoke, trials=min(smoke.trials, 1))
+    return replace(chosen, scales={**chosen.scales, "smoke": smoke})
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +167,8 @@ def test_a_recipe_of_classifiers_has_a_part_for_each_data_set(tmp_path, monkeypa
         table.write_text("text,label\n" + "".join(rows))
         tiny = {**SHAPE, "data": str(table), "epochs": 1, "steps": None, "batch": 16}
         parts.append(replace(part, settings=tiny))
-    scale = replace(small, parts=tuple(parts), settings={}, seeds=(0,))
-    chosen = replace(chosen, scales={**chosen.scales, "small": scale}, tune=None)
+    scale = replace(small, parts=tuple(parts), settings={}, seeds=(0,), tune=None)
+    chosen = replace(chosen, scales={**chosen.scales, "small": scale})
     monkeypatch.setattr(reproducing, "recipe", lambda _: chosen)
     monkeypatch.setattr(comparing, "write_report", lambda *arguments: None)  # pages have tests of their own
     results = reproduce("neighbor-classification", "small", tmp_path / "out", workers=0, quiet=True)

@@ -44,7 +44,7 @@ class Compare(WithSettings):
     """Numbers of seeds at which you will look, such as 7,10,14: each at the error rate divided by them.
     Without, the first look that can confirm something is the verdict."""
     temperatures: str = ""
-    """At which they are written; default: 0.7,0.8,0.9,1.0."""
+    """At which the texts for --judge are written; default: 0.7,0.8,0.9,1.0."""
     sampling: str = ""
     """Settings of the samplers that have them: "steps=32, order=ancestral"."""
     workers: int | None = None

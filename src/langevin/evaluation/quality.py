@@ -463,4 +463,6 @@ def recovery(run: Any, real: list[Tokens], sampling: Sampling, device: str) -> t
     for name, of, found in zip(names, (wrong, ~wrong), (right, ~right), strict=True):
         counts = np.stack([(found & of).sum(1), of.sum(1)], 1).astype(np.float64)
         rows.append(_ratio(name, counts, {}))
-    return rows, "what the rest of a text speaks against is written anew"
+    remasks, sweeps = getattr(own, "remask", "none") != "none", getattr(own, "sweeps", 0)
+    how = ["what the rest of a text speaks against is written anew"] * remasks
+    return rows, "; ".join([*how, *["all of it is drawn again"] * bool(sweeps)])

@@ -27,7 +27,7 @@ B rows, T tokens, L = T - 1 of them predicted (those that `ar` predicts), in M b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -237,6 +237,11 @@ class Masked(Objective):
 
         return MaskedSampling
 
+    def check_sampling(self, sampling: Any) -> None:
+        from langevin.sampling.masked import refuse_sweeps
+
+        refuse_sweeps(sampling, self.block)
+
     def sampler(self) -> partial[Any]:
         from langevin.sampling.masked import generate
 
@@ -244,15 +249,24 @@ class Masked(Objective):
 
     @torch.no_grad()
     def repaired(self, model: Any, tokens_BL: Tensor, sampling: Any) -> Tensor | None:
-        """Of a sampler that remasks. A token is opened where the rest of the text speaks against it,
-
-            p(x_i | rest) < p(x_i | nothing),       rest: without x_i and an eighth of the others
-
-        and what is open is written anew."""
-        if sampling.remask == "none" or self.block is not None:
+        """Of a sampler that remasks: where the rest of a text speaks against a token, it is opened and
+        written anew. Sweeps go over all of it."""
+        if self.block is not None or (sampling.remask == "none" and not sampling.sweeps):
             return None
         from langevin.sampling.masked import rewritten
 
+        sampler: Any = self.sampler()
+        write: Any = partial(rewritten, model, **sampler.keywords)
+        if sampling.remask != "none":
+            wrong_BL = self._against(model, tokens_BL) > 0
+            tokens_BL = write(tokens_BL, wrong_BL, replace(sampling, sweeps=0))
+        if sampling.sweeps:
+            all_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
+            tokens_BL = write(tokens_BL, ~all_BL, replace(sampling, remask="none"), asked_BL=all_BL)
+        return tokens_BL
+
+    def _against(self, model: Any, tokens_BL: Tensor) -> Tensor:
+        """log p(x_i | nothing) - log p(x_i | rest), rest: without x_i and an eighth of the others."""
         batch = self._with_draws({"tokens": F.pad(tokens_BL, (1, 0))}, generator_of(0))
         turn_BL = batch["noise"].argsort(-1).argsort(-1) % TURNS
 
@@ -263,8 +277,7 @@ class Masked(Objective):
         against_BL = -surprise(torch.ones_like(turn_BL, dtype=torch.bool))
         for turn in range(TURNS):
             against_BL += surprise(turn_BL == turn)
-        sampler: Any = self.sampler()
-        return rewritten(model, tokens_BL, against_BL > 0, sampling, **sampler.keywords)
+        return against_BL
 
     def _with_draws(self, batch: Batch, generator: torch.Generator | None) -> Batch:
         """The batch with its random numbers: those that came with it, or new ones."""

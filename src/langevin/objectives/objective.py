@@ -113,6 +113,9 @@ class Objective:
         """The options of its sampler, which `langevin generate` shows as flags."""
         return Sampling
 
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Raise where its sampler cannot do what these options ask for."""
+
     def sampler(self) -> Callable[..., Any]:
         """How it writes: a function like `langevin.sampling.ar.generate`."""
         raise UsageError(

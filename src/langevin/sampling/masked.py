@@ -135,11 +135,7 @@ def generate(
     sampling.check()
     if batch < 1:
         raise UsageError(f"batch={batch} must be 1 or more")
-    if sampling.sweeps and block is not None:
-        raise UsageError(
-            "sweeps draw a token given those after it, which a model of blocks does not read",
-            "Leave --sweeps out, or use a model without blocks.",
-        )
+    refuse_sweeps(sampling, block)
     canvases = [
         begun(tokenizer, request, sampling, model.config, data, context, block) for request in requests
     ]
@@ -178,6 +174,14 @@ def generate(
     return [texts[i] for i in range(len(requests))]
 
 
+def refuse_sweeps(sampling: MaskedSampling, block: int | None) -> None:
+    if sampling.sweeps and block is not None:
+        raise UsageError(
+            "sweeps draw a token given those after it, which a model of blocks does not read",
+            "Leave sweeps out, or use a model without blocks.",
+        )
+
+
 def rewritten(
     model: Any,
     tokens_BL: Tensor,
@@ -187,13 +191,16 @@ def rewritten(
     masked_share: Callable[[Tensor], Tensor],
     block: int | None,
     denoising: Callable[..., Denoising] | None = None,
+    asked_BL: Tensor | None = None,
 ) -> Tensor:
-    """Whole texts after what is open of them was written anew."""
-    found_BL, rows = tokens_BL.clone(), open_BL.any(-1).nonzero().flatten().tolist()
+    """Whole texts after what is open of them was written anew, and what is asked for (by default what is
+    open) swept."""
+    asked_BL = open_BL if asked_BL is None else asked_BL
+    found_BL, rows = tokens_BL.clone(), asked_BL.any(-1).nonzero().flatten().tolist()
     if not rows:
         return found_BL
     ids_BL = torch.where(open_BL, model.config.vocab_size - 1, tokens_BL)
-    canvases = [Canvas(ids_BL[row].tolist(), open_BL[row].tolist()) for row in rows]
+    canvases = [Canvas(ids_BL[row].tolist(), asked_BL[row].tolist()) for row in rows]
     writing = (denoising or Denoising)(model, canvases, sampling, rows, masked_share, block)
     while bool(writing.writing_B.any()):
         writing.step()

@@ -31,7 +31,8 @@ class SoftDenoising(Denoising):
         else:
             carried = likeliest(self.logits_BLV[some_B], self.k)
             carried["probabilities"] *= self.predicted_BL[some_B][..., None]
-        self.predicted_BL[some_B] = read["input_ids"] == self.mask
+        open_BL, stale_B1 = read["input_ids"] == self.mask, self.stale_B[some_B][:, None]
+        self.predicted_BL[some_B] = torch.where(stale_B1, open_BL, self.predicted_BL[some_B])
         return {**read, **carried}
 
 

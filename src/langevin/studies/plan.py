@@ -204,9 +204,10 @@ class Plan(StudySettings):
         for name in self.sampling:
             if name not in sampler_settings():
                 raise unknown("setting of a sampler", name, sampler_settings())
-        for wanted in (self.texts(self.config(part, arm, 0)) for arm in part.read_arms):
-            if wanted is not None:
+        for config in (self.config(part, arm, 0) for arm in part.read_arms):
+            if (wanted := self.texts(config)) is not None:
                 wanted.check()
+                OBJECTIVES.parse(config.objective).check_sampling(wanted.sampling)
         names = [arm.name for arm in part.read_arms][1:]
         for claim in self.claims:
             for name in (claim.arm, claim.against or "*"):

@@ -19,6 +19,7 @@ from langevin.studies import plan
 from langevin.studies.plan import Claim, Plan
 
 SCALES = ("smoke", "small", "full")
+TERMS = (*(f.name for f in fields(StudySettings)), "temperatures", "sampling")  # of a study
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Benches:
 
 @dataclass(frozen=True)
 class Scale(StudySettings):
-    """What it names goes before what the recipe does."""
+    """What it names goes before what the recipe does: it has the terms of both."""
 
     cost: str
     seeds: tuple[int, ...] = ()
@@ -83,9 +84,9 @@ class Scale(StudySettings):
 
 
 @dataclass(frozen=True)
-class Recipe(StudySettings):
+class Recipe:
     name: str
-    title: str = field()  # which must be said
+    title: str
     retests: str
     source: str
     arms: tuple[str, ...]
@@ -115,30 +116,22 @@ class Recipe(StudySettings):
             )
             for part in chosen.parts
         )
-        terms = {**_terms(self), **_terms(chosen)}
-        judged = "judge" in terms
-        claims = tuple(claim for part in chosen.parts for claim in self._claims(part, chosen, judged))
+        terms: dict[str, Any] = {name: getattr(chosen, name) for name in TERMS}
+        claims = tuple(claim for part in chosen.parts for claim in self._claims(part, chosen))
         return Plan(parts, seeds or chosen.seeds, **terms, claims=claims, notes=self.differs)
 
-    def _claims(self, part: Part, chosen: Scale, judged: bool) -> list[Claim]:
+    def _claims(self, part: Part, chosen: Scale) -> list[Claim]:
         """The claims of a part; one about a trend belongs to the last, where there are several."""
         found = []
         for claim in self.claims:
             if claim.at == "trend" and (len(chosen.parts) < 2 or part is not chosen.parts[-1]):
                 continue
-            if claim.metric in OF_SETS and not judged:
+            if claim.metric in OF_SETS and not chosen.judge:
                 continue
             words: Any = {key: part.filled(getattr(claim, key)) for key in ("claim", "published", "arm")}
             found.append(replace(claim, part="" if claim.at == "trend" else part.name, **words))
         names = {plan.Arm.read(part.filled(arm)).name for arm in part.arms or chosen.arms or self.arms}
         return [claim for claim in found if claim.arm in (*names, "*")]
-
-
-def _terms(part: Recipe | Scale) -> dict[str, Any]:
-    """What it names of a plan's terms."""
-    known = {*(f.name for f in fields(StudySettings)), "temperatures", "sampling"}
-    own = {f.name: (getattr(part, f.name), f.default) for f in fields(part) if f.name in known}
-    return {name: value for name, (value, default) in own.items() if value != default}
 
 
 def names() -> list[str]:
@@ -165,7 +158,7 @@ def described() -> list[dict[str, str]]:
 def read(text: str, name: str) -> Recipe:
     """A recipe from its YAML, checked: its keys, metrics, arms and the settings of every scale."""
     where = f"recipe {name}"
-    found: Recipe = plan.made(Recipe, parse_yaml(text, where), where)
+    found: Recipe = plan.made(Recipe, _passed_down(parse_yaml(text, where)), where)
     if found.name != name:
         raise UsageError(f"{where} calls itself {found.name!r}")
     if tuple(found.scales) != SCALES:
@@ -179,6 +172,16 @@ def read(text: str, name: str) -> Recipe:
         if speed.arm not in found.arms:
             raise unknown(f"arm in a claim of {name}", speed.arm, found.arms)
     return found
+
+
+def _passed_down(said: Any) -> Any:
+    """What a file says, with the recipe's terms of a study in every scale that does not say otherwise."""
+    if not isinstance(said, dict) or not isinstance(scales := said.get("scales"), dict):
+        return said
+    terms = {key: said[key] for key in TERMS if key in said}
+    own = {key: value for key, value in said.items() if key == "title" or key not in TERMS}
+    below = {key: {**terms, **scale} if isinstance(scale, dict) else scale for key, scale in scales.items()}
+    return {**own, "scales": below}
 
 
 def _folder() -> Any:
