@@ -9,13 +9,16 @@ import math
 import re
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 
 from langevin.errors import UsageError, unknown
+
+T = TypeVar("T")
 
 LARGEST_SEED = 2**63 - 1
 MOST_SEEDS = 1000
@@ -303,6 +306,14 @@ def read_seeds(text: str) -> list[int]:
     for seed in found:
         check_seed(seed)
     return found
+
+
+def read_numbers(text: str, what: str, kind: Callable[[str], T], such_as: str = "128,256") -> list[T]:
+    """Numbers with commas between them; none where nothing is said."""
+    try:
+        return [kind(word) for word in text.split(",")] if text.strip() else []
+    except ValueError:
+        raise UsageError(f"{text!r} names no {what}", f"Write numbers with commas: {such_as}.") from None
 
 
 class _Yaml12(yaml.SafeLoader):

@@ -25,9 +25,17 @@ from langevin.cli.tables import (
 from langevin.errors import UsageError
 from langevin.registry import written
 from langevin.sampling.text import Sampling, Text
-from langevin.settings import BUDGET, GROUPS, TaskSettings, TrainConfig, check_count, check_seed, read_seeds
+from langevin.settings import (
+    BUDGET,
+    GROUPS,
+    TaskSettings,
+    TrainConfig,
+    check_count,
+    check_seed,
+    read_numbers,
+    read_seeds,
+)
 from langevin.tasks import TASKS
-from langevin.tasks.lengths import read_numbers
 
 WHOLE = 1 << 30  # tokens: nothing is cut
 

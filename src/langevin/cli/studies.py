@@ -12,9 +12,8 @@ import tyro
 from langevin.cli.runs import WITHOUT_PREFIX, WithSettings, temperatures_in
 from langevin.cli.tables import console_for, interval, table_of
 from langevin.errors import UsageError
-from langevin.settings import StudySettings, TrainConfig, check_count, read_seeds
+from langevin.settings import StudySettings, TrainConfig, check_count, read_numbers, read_seeds
 from langevin.tasks import TASKS
-from langevin.tasks.lengths import read_numbers
 
 
 @dataclass(frozen=True)

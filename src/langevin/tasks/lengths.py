@@ -1,16 +1,14 @@
 """Length generalisation: trained at one context, how well is longer text predicted?"""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
-from langevin.settings import TrainConfig
+from langevin.settings import TrainConfig, read_numbers
 from langevin.tasks.lm import LanguageModelling
 from langevin.tasks.task import objective_of, register
 
-T = TypeVar("T")
 FIRST = 16  # tokens of the first bin of positions; each further one ends at twice the place
 
 
@@ -137,10 +135,3 @@ def read_lengths(
     if at is not None and at not in (*lengths, config.context):
         raise UsageError(f"at={at} is no length that is tried", f"Choose one of {sorted(lengths)}.")
     return sorted(set(lengths))
-
-
-def read_numbers(text: str, what: str, kind: Callable[[str], T], such_as: str = "128,256") -> list[T]:
-    try:
-        return [kind(word) for word in text.split(",")] if text.strip() else []
-    except ValueError:
-        raise UsageError(f"{text!r} names no {what}", f"Write numbers with commas: {such_as}.") from None

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
-from langevin.settings import TrainConfig
-from langevin.tasks.lengths import read_lengths, read_numbers
+from langevin.settings import TrainConfig, read_numbers
+from langevin.tasks.lengths import read_lengths
 from langevin.tasks.task import Task, objective_of, register
 
 NOISE = "noise"
