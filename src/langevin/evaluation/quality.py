@@ -463,6 +463,7 @@ def recovery(run: Any, real: list[Tokens], sampling: Sampling, device: str) -> t
     for name, of, found in zip(names, (wrong, ~wrong), (right, ~right), strict=True):
         counts = np.stack([(found & of).sum(1), of.sum(1)], 1).astype(np.float64)
         rows.append(_ratio(name, counts, {}))
-    remasks, sweeps = getattr(own, "remask", "none") != "none", getattr(own, "sweeps", 0)
-    how = ["what the rest of a text speaks against is written anew"] * remasks
-    return rows, "; ".join([*how, *["all of it is drawn again"] * bool(sweeps)])
+    said, again = "what the rest of a text speaks against is written anew", "all of it is drawn again"
+    if getattr(own, "sweeps", 0):
+        said = again if getattr(own, "remask", "none") == "none" else f"{said}, and {again}"
+    return rows, said
