@@ -102,7 +102,8 @@ def _answer(claim: SpeedClaim, found: dict[str, Any]) -> Answer:
         direction = "seen" if less else "opposite" if more else "not seen"
     if rounds < LEAST_ROUNDS or length < claim.length:
         direction = "not seen"
-        ours += f"; fewer than {LEAST_ROUNDS} rounds, or {claim.length:,} tokens, cannot answer the claim"
+        tokens = f", or {claim.length:,} tokens," if claim.length else ""
+        ours += f"; fewer than {LEAST_ROUNDS} rounds{tokens} cannot answer the claim"
     return Answer("", claim.claim, claim.published, direction, ours)  # type: ignore[arg-type]
 
 
