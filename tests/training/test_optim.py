@@ -48,6 +48,13 @@ def test_newton_schulz_brings_singular_values_near_one() -> None:
         assert values.max() < 1.4
 
 
+def test_averaged_weights_keep_no_graph_of_how_they_began() -> None:
+    """Which would hold gradients to the stream they began on, and break the recording of a CUDA graph."""
+    average = Update(two_layers(), TrainConfig(ema=0.9)).average
+    assert average
+    assert not any(x.requires_grad or x.grad_fn for x in average)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(optimizer: Any) -> None:
     model = two_layers()

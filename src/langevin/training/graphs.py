@@ -1,5 +1,6 @@
 """Work that is launched over and over as one CUDA graph: the host then costs next to nothing."""
 
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -57,13 +58,27 @@ class Replayed:
     def _record(self, shape: Any) -> None:
         self.clear()
         graph = torch.cuda.CUDAGraph()
+        gc.collect()
+        gc.disable()  # a graph that is collected while another is recorded breaks that
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
                 self.work()
             self.pool = graph.pool()
         except RuntimeError as error:
             warnings.warn(f"{self.what} are not replayed as a CUDA graph: {one_line(error)}", stacklevel=1)
+            _renew_generator()
             self.clear()
             self.stream = None
             return
+        finally:
+            gc.enable()
         self.graphs[shape] = graph
+
+
+def _renew_generator() -> None:
+    """A recording that failed leaves the generator in it, where plain work may draw nothing: another one
+    takes its place, in the same state."""
+    stuck = torch.cuda.default_generators[torch.cuda.current_device()]
+    fresh = torch.Generator(stuck.device)
+    fresh.set_state(stuck.get_state())
+    stuck.graphsafe_set_state(fresh.graphsafe_get_state())

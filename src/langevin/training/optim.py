@@ -172,7 +172,7 @@ class Update:
         self.averaged = torch.zeros((), dtype=torch.float64, device=device)  # steps the average is made of
         self.average: list[Tensor] | None = None
         if config.ema:
-            self.average = [x.clone() for x in self.held]
+            self.average = [x.detach().clone() for x in self.held]
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a run that goes on must have besides its weights: counters, moments and the average."""
