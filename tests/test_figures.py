@@ -116,3 +116,16 @@ def test_a_picture_that_stands_alone_has_a_legend_and_a_known_format(tmp_path):
         assert (tmp_path / "new" / f"picture{suffix}").stat().st_size > 2000
     with pytest.raises(UsageError, match="is no picture"):
         figures.save(DRAWN["curves"](), tmp_path / "picture.bmp")
+
+
+def test_no_two_of_many_arms_look_the_same():
+    assert len({figures.look(i) for i in range(64)}) == 64
+
+
+def test_a_note_is_broken_before_the_edge_of_its_picture(tmp_path):
+    figure = DRAWN["curves"]()
+    note = "Strong: mean over seeds; pale: each seed. The start may lie above the frame."
+    figures.save(figure, tmp_path / "p.png", note)
+    figure.set_dpi(200)  # as it was saved: letters are wider there
+    figure.draw_without_rendering()
+    assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1

@@ -27,7 +27,7 @@ from matplotlib.transforms import Bbox, blended_transform_factory
 from langevin.errors import UsageError
 
 FORMATS = (".png", ".svg", ".pdf")
-WIDTH, WIDEST, TEXT, LONGEST_NAME = 360.0, 540.0, 10.0, 22
+WIDTH, WIDEST, TEXT, LONGEST_NAME = 360.0, 576.0, 10.0, 22
 INK, QUIET, RULE, PAGE = "#1b1c1e", "#5d6166", "#e2e4e7", "#ffffff"
 COLOURS = ("#2f3437", "#0069b0", "#c84f00", "#00805c", "#a23b86", "#8f6a00", "#2493c9", "#b3263e")
 MARKERS = "os^Dv*PX"
@@ -122,7 +122,7 @@ def forest(marks: Sequence[Mark], label: str) -> Figure:
         if isinstance(row, str):
             axes.text(2 / WIDTH, y, row, transform=aside, va="center", weight="bold")
             continue
-        colour, marker = _look(row.index)
+        colour, marker = look(row.index)
         axes.plot([7 / WIDTH], [y], marker, color=colour, transform=aside, clip_on=False, ms=5)
         axes.text(16 / WIDTH, y, _short(row.name), transform=aside, va="center")
         axes.text(1 - 2 / WIDTH, y, row.shown, transform=aside, va="center", ha="right")
@@ -148,7 +148,7 @@ def scatter(marks: Sequence[Mark], labels: tuple[str, str], height: float = 200)
         joined = sorted((mark.x, mark.y) for mark in marks if mark.group == group)
         axes.plot(*zip(*joined, strict=True), color=QUIET, linewidth=0.8, zorder=1)
     for mark in marks:
-        colour, marker = _look(mark.index)
+        colour, marker = look(mark.index)
         axes.plot(mark.x_ends or [mark.x] * 2, [mark.y] * 2, color=colour, linewidth=1.5)
         axes.plot([mark.x] * 2, mark.y_ends or [mark.y] * 2, color=colour, linewidth=1.5)
         axes.plot([mark.x], [mark.y], marker, color=colour, ms=6)
@@ -176,9 +176,9 @@ def curves(
     for line in lines:
         for x, y in line.pale:
             step = 1 + len(x) // most
-            axes.plot(x[::step], y[::step], color=_look(line.index)[0], alpha=0.28, linewidth=0.8)
+            axes.plot(x[::step], y[::step], color=look(line.index)[0], alpha=0.28, linewidth=0.8)
     for line in lines:
-        colour, marker = _look(line.index)
+        colour, marker = look(line.index)
         for at, ends in zip(line.x, line.ends, strict=False):
             axes.plot([at] * 2, ends or [math.nan] * 2, color=colour, linewidth=1.3, alpha=0.6)
         every = 1 if len(line.x) <= 12 else [-1]
@@ -213,7 +213,7 @@ def reliability(arms: Sequence[Line], counts: Sequence[Sequence[float]]) -> Figu
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     top.plot([0, 1], [0, 1], **DASHED)
     for arm, count in zip(arms, counts, strict=True):
-        colour, marker = _look(arm.index)
+        colour, marker = look(arm.index)
         top.plot(arm.x, arm.y, f"{marker}-", color=colour, ms=4, label=arm.name)
         bottom.step(arm.x, count, where="mid", color=colour)
     top.set(xlim=(0, 1), ylim=(0, 1))
@@ -230,7 +230,7 @@ def scalars(arms: Sequence[Line], label: str) -> Figure:
     """What heads learned (y) by layer (x): a marker each, and a line through the means of layers."""
     figure, axes = _panel(("layer", label), 220)
     for place, arm in enumerate(arms):
-        colour, marker = _look(arm.index)
+        colour, marker = look(arm.index)
         shift = 0.14 * (place - (len(arms) - 1) / 2)
         places = [layer + shift for layer in arm.x]
         axes.plot(places, arm.y, marker, color=colour, ms=4, alpha=0.75, label=arm.name)
@@ -260,24 +260,32 @@ def by_length(
 @styled
 def heatmap(grids: Sequence[Grid], labels: tuple[str, str], meaning: str, ends: Ends = None) -> Figure:
     """Grids side by side, as many as a printed page is wide; with ends, all in the same colours. Values are
-    written out where they are few; beside a picture they are those of its patches."""
+    written out where they are few; beside a picture they are those of its patches. Where all have the same
+    rows, these are named at the left alone."""
     down, along = (max(np.shape(grid.values)[axis] for grid in grids) for axis in (0, 1))
     beside, written = grids[0].picture is not None, down * along <= MOST_WRITTEN
-    room = (28, 22) if written else (12, 12) if grids[0].columns else (3, 3)  # of a cell, with its name
-    wide = WIDTH if beside else min(WIDEST, 40 + along * room[0])
+    room = (25, 22) if written else (12, 12) if grids[0].columns else (3, 3)  # of a cell, with its name
+    same = not beside and bool(grids[0].rows) and all(grid.rows == grids[0].rows for grid in grids)
+    names = 40.0
+    wide = WIDTH if beside else min(WIDEST, along * room[0] + (8 if same else names))
     tall = 190 if beside else min(WIDEST, max(190, 76 + down * room[1]))
-    columns = max(1, min(len(grids), int(WIDEST / wide)))
-    rows, width = math.ceil(len(grids) / columns), max(WIDTH, columns * wide + 50)
+    columns = max(1, min(len(grids), int((WIDEST - names * same) / wide)))
+    rows, width = math.ceil(len(grids) / columns), max(WIDTH, columns * wide + names * same + 50)
     figure = Figure((width / 72, rows * tall / 72), dpi=72, layout="constrained")
     every = figure.subplots(rows, columns * (1 + beside), squeeze=False).reshape(-1, 1 + beside)
-    for (*left, axes), grid in zip(every, grids, strict=False):
+    for i, ((*left, axes), grid) in enumerate(zip(every, grids, strict=False)):
         mesh = _cells(axes, grid, ends, written and not beside)
         for place in left:
             place.imshow(grid.picture)
             place.set(xticks=[], yticks=[])
             place.grid(visible=False)
             axes.set(xticks=[], yticks=[], box_aspect=1)
-        _label((*left, axes)[0], labels[0], labels[1], grid.name, int(width / columns / 6))
+        inner = same and i % columns > 0
+        if inner:
+            axes.set_yticklabels([])
+        _label(
+            (*left, axes)[0], labels[0], " " if inner else labels[1], grid.name, int(width / columns / 6)
+        )
         shared = ends is not None
         if not shared or axes is every[len(grids) - 1, -1]:
             over = every[: len(grids), -1] if shared else axes
@@ -312,7 +320,7 @@ def _cells(axes: Axes, grid: Grid, ends: Ends, written: bool) -> Any:
             red, green, blue, _ = colours(mesh.norm(value))
             ink = "#000000" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "#fffffe"
             shown = f"{value:.3g}" if abs(value) >= 1 else f"{value:.3f}".rstrip("0").rstrip(".")
-            axes.text(j + 0.5, i + 0.5, shown, color=ink, size=8.5, ha="center", va="center")
+            axes.text(j + 0.5, i + 0.5, shown, color=ink, size=8, ha="center", va="center")
     return mesh
 
 
@@ -323,7 +331,7 @@ def save(figure: Figure, path: Path, note: str = "") -> None:
         raise UsageError(f"{path} is no picture", f"End the name in {', '.join(FORMATS)}.")
     handles, names = figure.axes[0].get_legend_handles_labels()
     width, height = figure.get_size_inches()
-    lines = textwrap.wrap(note, int(72 * width / 5.2))
+    lines = textwrap.wrap(note, int(72 * width / 6))
     figure.set_size_inches(width, height + 16 * (len(names) + len(lines)) / 72)
     path.parent.mkdir(parents=True, exist_ok=True)
     if names or lines:
@@ -359,8 +367,10 @@ def svg(figure: Figure, key: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", drawn)
 
 
-def _look(index: int) -> tuple[str, str]:
-    return COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+def look(index: int) -> tuple[str, str]:
+    """Colour and marker: no two of the first 64 have both in common."""
+    more, colour = divmod(index, len(COLOURS))
+    return COLOURS[colour], MARKERS[(colour + more) % len(MARKERS)]
 
 
 def _panel(labels: tuple[str, str], height: float) -> tuple[Figure, Axes]:

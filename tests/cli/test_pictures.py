@@ -45,14 +45,15 @@ def panels(figure: Any) -> list[Any]:
 def test_needles_of_several_runs_stand_side_by_side_in_the_same_colours(runs, by):
     (drawn,) = pictures.needle(runs, "test", "", by)
     shown = panels(drawn.figure)
-    for run, axes, mixer in zip(runs, shown, MIXERS.values(), strict=True):
+    for run, axes, mixer, label in zip(runs, shown, MIXERS.values(), ("length (tokens)", ""), strict=True):
         grid, found = np.ma.filled(axes.collections[0].get_array(), np.nan), cells(run, by)
         columns = sorted({place for _, place in found})
         for i, length in enumerate((16, 32)):
             wanted = [found.get((length, place), np.nan) for place in columns]
             np.testing.assert_array_equal(grid[i], wanted)
         assert [float(tick.get_text()) for tick in axes.get_xticklabels()] == columns
-        assert axes.get_title(loc="left") == f"{mixer}\nlength (tokens)"
+        assert axes.get_title(loc="left") == f"{mixer}\n{label}"  # rows are named once, at the left
+        assert any(tick.get_text() for tick in axes.get_yticklabels()) == bool(label)
         assert axes.collections[0].get_clim() == (0, 1)
     assert len(drawn.figure.axes) == len(shown) + 1
     assert drawn.figure.axes[-1].get_ylabel() == "retrieval accuracy (fraction)"

@@ -17,7 +17,7 @@ from example_results import study
 from langevin import figures
 from langevin.evaluation.rows import Row
 from langevin.studies.report import charts, render, study_page, write_report
-from langevin.studies.report.page import COLOURS, SYMBOLS, Column, Page, Part, Section, Table
+from langevin.studies.report.page import SYMBOLS, Column, Page, Part, Section, Table, _mark
 from langevin.studies.results import Contrast, Key, RunResult, contrasts
 
 FULL = {"claims": True, "grid": True, "diverged": True, "swap": True}
@@ -227,8 +227,29 @@ def test_grids_of_all_arms_can_stand_in_one_picture():
     results = study(arms=3, grid=True)
     (drawn,) = charts.grids(results, results.parts[0], ("needle", "length"), together=True)
     names = [axes.get_title(loc="left") for axes in drawn.figure.axes[:3]]
-    assert names == [f"{arm}\ndepth" for arm in ("softmax", "ssmax", "heat(t='head')")]
+    assert names == ["softmax\ndepth", "ssmax\n", "heat(t='head')\n"]
     assert len(drawn.figure.axes) == 4  # and one bar of colours
+
+
+def test_arms_of_one_mixer_with_a_point_each_are_a_line():
+    results = study(arms=4, seeds=2)
+    specs = ("softmax", "sima", "sima", "sima")
+    arms = [
+        replace(
+            arm,
+            settings={"mixer": mixer},
+            runs=tuple(
+                replace(r, rows=(Row("nll", i / 4, "exact", {"state": 100 - i}),)) for r in arm.runs
+            ),
+        )
+        for i, (arm, mixer) in enumerate(zip(results.parts[0].arms, specs, strict=True))
+    ]
+    part = replace(results.parts[0], arms=tuple(arms))
+    (drawn,) = charts.grids(replace(results, parts=(part,)), part, ("nll", "state"))
+    assert [(line.name, [*line.x], [*line.y]) for line in drawn.lines] == [
+        ("softmax", [100], [0]),
+        ("sima", [97, 98, 99], [0.75, 0.5, 0.25]),
+    ]
 
 
 def test_matched_loss_comes_with_the_caveat_of_the_schedule(full):
@@ -272,7 +293,12 @@ def test_colours_are_the_pages_own_and_marks_are_those_of_the_charts(html):
     )
     style = html[html.index(":root") : html.index("@media")]
     assert re.findall(r"--c\d: (#\w+);", style) == list(figures.COLOURS)
-    assert (COLOURS, len(SYMBOLS)) == (len(figures.COLOURS), len(figures.MARKERS))
+    assert len(SYMBOLS) == len(figures.MARKERS) == len(figures.COLOURS)
+    for arm in range(20):
+        colour, marker = figures.look(arm)
+        shown = SYMBOLS[figures.MARKERS.index(marker)]
+        assert f"--c{figures.COLOURS.index(colour)})" in _mark(arm)
+        assert f">{shown}<" in _mark(arm)
 
 
 def test_the_largest_study_stays_under_a_megabyte_and_is_the_same_every_time():

@@ -200,7 +200,7 @@ def grids(
         elif any(isinstance(place, str) for values in found.values() for (place, *_) in values):
             made.append(_over_names(title, metric, axes[0], found))
         elif len(axes) == 1:
-            made.append(_over_one(title, metric, axes[0], found, marks(results), _context(part)))
+            made.append(_over_one(title, metric, axes[0], found, marks(results), part))
     return made
 
 
@@ -220,9 +220,9 @@ def _over_one(
     axis: str,
     found: Measured,
     numbers: dict[str, int],
-    context: int | None,
+    part: PartResult,
 ) -> Chart:
-    lines = []
+    lines, context = [], _context(part)
     for arm, values in found.items():
         places = sorted(place for (place,) in values)
         by_place = [values[place,] for place in places]
@@ -231,6 +231,7 @@ def _over_one(
             for rows in by_place
         ]
         lines.append(Line(arm, numbers[arm], places, [_mean(rows) for rows in by_place], ends))
+    lines = _joined(lines, {arm.name: arm.settings.get("mixer", arm.name) for arm in part.arms})
     every = [place for line in lines for place in line.x]
     log = min(every) > 0 and max(every) >= 8 * min(every)
     trained = context if axis in ("length", "position") and context and context < max(every) else None
@@ -242,6 +243,21 @@ def _over_one(
     note += f" Dotted: the length of training, {trained}." if trained else ""
     figure = figures.curves(lines, labels, log="x" if log else "", upright=trained)
     return Chart(sentence_case(title), figure, told, note, lines)
+
+
+def _joined(lines: list[Line], mixers: dict[str, str]) -> list[Line]:
+    """Arms that are one point each, such as states: those of one mixer, in several widths, are a line."""
+    if any(len(line.x) > 1 for line in lines):
+        return lines
+    alike: dict[str, list[Line]] = {}
+    for line in lines:
+        alike.setdefault(mixers[line.name], []).append(line)
+    found = []
+    for mixer, own in alike.items():
+        own.sort(key=lambda line: line.x[0])
+        x, y, ends = zip(*((line.x[0], line.y[0], line.ends[0]) for line in own), strict=True)
+        found.append(Line(mixer if len(own) > 1 else own[0].name, own[0].index, x, y, ends))
+    return found
 
 
 def _over_names(title: str, metric: Metric, axis: str, found: Measured) -> Chart:

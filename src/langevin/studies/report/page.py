@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from langevin.figures import Line
 
-SYMBOLS, COLOURS = "●■▲◆▼★✚✖", 8
+SYMBOLS = "●■▲◆▼★✚✖"
 RELOAD_SECONDS = 15
 
 
@@ -133,9 +133,10 @@ def _asset(name: str) -> str:
 
 
 def _mark(arm: int) -> Markup:
-    """How an arm is drawn in every chart."""
+    """How an arm is drawn in every chart (`figures.look`)."""
+    more, colour = divmod(arm, len(SYMBOLS))
     return Markup('<span class="mark" style="color:var(--c{})" aria-hidden="true">{}</span>').format(
-        arm % COLOURS, SYMBOLS[arm % len(SYMBOLS)]
+        colour, SYMBOLS[(colour + more) % len(SYMBOLS)]
     )
 
 
