@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from example_results import study
 
@@ -61,6 +63,14 @@ def test_the_first_screen_holds_the_answer_and_what_shows_it(opened, pages, kind
         assert found["y"] + found["height"] <= 800, selector
     widths = [box(page, selector)["width"] for selector in FIRST[3:5]]
     assert sum(widths) > 0.85 * DESK
+
+
+def test_a_chart_that_is_alone_keeps_its_note_in_lines(opened, tmp_path):
+    of_many = study(**KINDS["parts"])
+    parts = [replace(p, arms=tuple(replace(arm, costs=()) for arm in p.arms)) for p in of_many.parts]
+    page = opened(write_report(replace(of_many, parts=tuple(parts)), tmp_path).as_uri(), DESK)
+    assert page.locator(".first figure").count() == 1
+    assert box(page, ".first figure .note")["width"] > 300
 
 
 def test_on_a_phone_the_same_comes_in_the_same_order(opened, pages):

@@ -89,7 +89,7 @@ def _cost(results: Results) -> list[Chart]:
             if x is not None and found is not None and math.isfinite(found.mean):
                 ends, group = (_ends(row), _ends(found)), _group(results, part)
                 rows.append(Mark(arm.name, mark_of[arm.name], x, found.mean, *ends, group=group))
-    if len(rows) < 2:
+    if len({row.x for row in rows}) < 2:
         return []
     labels = with_unit(cost.label, cost.unit), with_unit(metric.label, metric.unit)
     height = max(150, figures.forest_height(len(rows))) if len(rows) <= TALL else 150
