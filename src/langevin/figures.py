@@ -320,7 +320,8 @@ def _cells(axes: Axes, grid: Grid, ends: Ends, written: bool) -> Any:
             red, green, blue, _ = colours(mesh.norm(value))
             ink = "#000000" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "#fffffe"
             shown = f"{value:.3g}" if abs(value) >= 1 else f"{value:.3f}".rstrip("0").rstrip(".")
-            axes.text(j + 0.5, i + 0.5, shown, color=ink, size=8, ha="center", va="center")
+            shown = re.sub(r"^(-?)0\.", r"\1.", shown)  # .996, as there is little room
+            axes.text(j + 0.5, i + 0.5, shown, color=ink, size=8.5, ha="center", va="center")
     return mesh
 
 
