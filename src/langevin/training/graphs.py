@@ -58,7 +58,6 @@ class Replayed:
     def _record(self, shape: Any) -> None:
         self.clear()
         graph = torch.cuda.CUDAGraph()
-        gc.collect()
         gc.disable()  # a graph that is collected while another is recorded breaks that
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
