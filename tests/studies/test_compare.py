@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from small_study import arms_in, compared, flags, plan, results_in, text_in, timeless
 
 from langevin import cli
@@ -248,6 +249,25 @@ def test_a_cpu_takes_a_run_a_core(tmp_path, monkeypatch):
     assert workers(plan(tmp_path)) == 4  # as many as there are runs
     assert workers(plan(tmp_path, seeds=tuple(range(9)))) == 8
     assert workers(plan(tmp_path), 3) == 3
+
+
+def test_a_gpu_takes_more_runs_where_a_service_merges_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1 << 37)
+    )
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    many = plan(tmp_path, seeds=tuple(range(9)))
+    sizes = {("", a.name): [SimpleNamespace(value=1e5)] * 2 for a in many.parts[0].read_arms}
+
+    def workers():
+        return terms.workers_for(many, sizes, [SimpleNamespace(vocab_size=256)], "cuda", None)
+
+    assert workers() == 4
+    (tmp_path / "control").touch()
+    assert workers() == 9
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert workers() == 10
 
 
 def test_a_study_of_examples_is_compiled_by_the_tokens_of_these(tmp_path):

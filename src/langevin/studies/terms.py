@@ -22,8 +22,8 @@ from langevin.training.start import resolved
 BUSY = 5e12  # FLOPs of a step that leave no room on a GPU for another run
 WORTH = 1e16  # FLOPs of a study from which compiling models pays: it takes half a minute or more
 LARGE = 8192  # a vocabulary from which compiling the loss pays: it takes seconds
-MOST = 4  # runs at a time on a GPU
-CORES = 4  # of the host, for each of them after the first
+MOST, CORES = 4, 4  # runs at a time on a GPU, and cores of the host for each of them after the first
+MOST_MERGED, CORES_MERGED = 10, 2  # the same where a service merges what processes ask of a GPU
 SHARE = 0.6  # of the memory of the GPU, for all runs together
 
 Sizes = dict[tuple[str, str], list[Row]]  # by part and arm
@@ -133,7 +133,13 @@ def workers_for(plan: Plan, found: Sizes, data: list[Any], device: str, workers:
     if largest > BUSY:
         return 1
     fit = int(SHARE * torch.cuda.get_device_properties(device).total_memory / needed)
-    return max(1, min(MOST, 1 + (os.cpu_count() or 1) // CORES, fit, every))
+    most, cores = (MOST_MERGED, CORES_MERGED) if _merged() else (MOST, CORES)
+    return max(1, min(most, 1 + (os.cpu_count() or 1) // cores, fit, every))
+
+
+def _merged() -> bool:
+    """Whether NVIDIA's multi-process service runs, by which kernels of several processes run at once."""
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
 
 
 def spelled_out(
