@@ -64,8 +64,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("filler", ["noise", "text"])
 def test_an_oracle_finds_all_of_them_and_every_cell_counts_what_it_says(filler: str, text: str) -> None:
     task = TASKS.parse("needle(rows=30, lengths='32,50,256', depths='0,0.3,1', at=50)")
-    filler = "noise" if filler == "noise" else text
-    config = TrainConfig(**{**SMALL, "task": "needle", "data": filler, "tokenizer": "bytes"})
+    filler, tokenizer = ("noise", None) if filler == "noise" else (text, "bytes")
+    config = TrainConfig(**{**SMALL, "task": "needle", "data": filler, "tokenizer": tokenizer})
     data = task.prepare(config)
     rows, details = measured(task, config, Oracle(data.vocab_size))
     for axis, places in (("depth", (0, 0.3, 1)), ("position", (0, 15, 50)), ("distance", (0, 35, 50))):
@@ -143,6 +143,10 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
         ("--context 8", "a length of 8 has no room for 4 needles"),
         ("--lengths 64,many", "'64,many' names no lengths"),
         ("--lengths 64,128 --at 256", "at=256 is no length that is tried"),
+        ("--lengths 128 --at 64", "at=64 is no length that is tried\nChoose one of [128]"),
+        ("--keys 10000000000000", "keys=10000000000000) must be from 1 to 1,000,000"),
+        ("--train-tokens 100 --data stories", "haystacks of stories have no use for --train-tokens"),
+        ("--tokenizer bytes", "haystacks of noise have no use for --tokenizer"),
         ("--objective masked", "does not predict what comes last"),
         ("--init stories15M", "keys and values are tokens of their own"),
     ],
@@ -207,6 +211,8 @@ def test_any_model_that_reads_text_is_tried_with_needles_in_words(
     ]
     assert cli.main([*command, "needle(lengths='161')"]) == 2
     assert "161 is beyond the 160 learned positions" in capsys.readouterr().err
+    assert cli.main([*command, "needle(lengths='-3')"]) == 2
+    assert "a length of -3 is too short" in capsys.readouterr().err
     assert cli.main([*command, "needle(lengths='90')"]) == 2
     assert "no room for 4 needles" in capsys.readouterr().err
     assert cli.main([*command, "lengths"]) == 2
@@ -215,6 +221,18 @@ def test_any_model_that_reads_text_is_tried_with_needles_in_words(
     command[1] = str(masked.path)
     assert cli.main([*command, "needle(lengths='160')"]) == 2
     assert "LangevinForMaskedLM, which does not predict the next token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tokenizer", ["words", "chars"])
+def test_a_model_that_reads_one_word_for_all_keys_is_refused(
+    tokenizer: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which would be right wherever it says that word."""
+    config = TrainConfig(**{**SMALL, "data": text, "tokenizer": tokenizer}, steps=0)
+    run, _ = langevin.train(config, tmp_path / "lm", quiet=True)
+    command = ["evaluate", str(run.path), "--device", "cpu", "--data", text, "--task", "needle(rows=2)"]
+    assert cli.main(command) == 2
+    assert "the tokenizer of the model does not know" in capsys.readouterr().err
 
 
 def test_needles_in_words_stand_where_they_should_and_nowhere_else(text: str) -> None:

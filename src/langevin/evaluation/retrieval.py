@@ -97,6 +97,21 @@ def refuse_beyond_positions(model: Any, longest: int) -> int | None:
     return limit
 
 
+def refuse_unreadable(tokenizer: Any) -> None:
+    """Raise where keys or numbers are lost in a tokenizer: to who reads one word for all of them every
+    answer is right."""
+    for word in (*KEYS, "1234567890"):
+        try:
+            ids = tokenizer(f" {word}", add_special_tokens=False).input_ids
+        except Exception:  # tokenizers has no other for what it cannot read
+            ids = []
+        if word.lower() not in tokenizer.decode(ids).replace(" ", "").lower():
+            raise UsageError(
+                f"the tokenizer of the model does not know {word!r}, which needles in words need",
+                "Try a model whose tokenizer reads any text.",
+            )
+
+
 class InWords:
     """Needles in a text, for a model that reads text: each key has a number of four digits, and the last
     sentence asks for that of the first key. No number stands in the text around."""

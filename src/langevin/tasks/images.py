@@ -35,6 +35,7 @@ class Images(Labelled):
 
     head = "LangevinForImageClassification"
     reads = "image"
+    usual = {"data": "digits"}  # noqa: RUF012
 
     def __post_init__(self) -> None:
         for name in ("size", "patch"):

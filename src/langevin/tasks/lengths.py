@@ -23,13 +23,14 @@ class Lengths(LanguageModelling):
 
     metrics = (
         Metric("nll", "loss", "nats/token", "lower"),
-        Metric("rise", "relative change of the loss", "", "lower"),
+        Metric("rise", "relative change of the loss", "", "lower", signed=True),
     )
     reported: ClassVar[tuple[str, ...]] = ("nll", "rise")
     judged: ClassVar[tuple[str, ...]] = ()
 
     def tried(self, config: TrainConfig) -> list[int]:
-        return sorted({config.context, *read_lengths(self.lengths, config, (1, 2, 4, 8, 16), self.at)})
+        at = None if self.at == config.context else self.at
+        return sorted({config.context, *read_lengths(self.lengths, config, (1, 2, 4, 8, 16), at)})
 
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
         if objective_of(config).likelihood != "exact":
@@ -132,6 +133,6 @@ def read_lengths(
             f"a length of {max(lengths)} is beyond the {config.context} learned positions of the model",
             "Give no longer --lengths, or train with rope, alibi, sinusoidal or no positions.",
         )
-    if at is not None and at not in (*lengths, config.context):
+    if at is not None and at not in lengths:
         raise UsageError(f"at={at} is no length that is tried", f"Choose one of {sorted(lengths)}.")
     return sorted(set(lengths))

@@ -11,6 +11,7 @@ from langevin.tasks.task import Task, objective_of, register
 
 NOISE = "noise"
 TIMES = (1, 2, 4, 8)
+MOST = 1_000_000  # needles, keys, values, words or rows
 IN_WORDS = (128, 256, 512, 1024, 2048)  # lengths a saved model is tried at, as far as it was made for
 
 
@@ -58,18 +59,24 @@ class Needle(Task):
 
     def __post_init__(self) -> None:
         for name in ("needles", "keys", "values", "words", "rows"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"needle({name}={getattr(self, name)}) must be 1 or more")
+            if not 1 <= getattr(self, name) <= MOST:
+                raise UsageError(f"needle({name}={getattr(self, name)}) must be from 1 to {MOST:,}")
         if self.needles > min(self.keys, self.values):
             few = f"{self.keys} keys and {self.values} values"
-            raise UsageError(f"{self.needles} needles are more than {few} allow")
+            raise UsageError(
+                f"{self.needles} needles are more than {few} allow",
+                "Use fewer --needles, or more --keys and --values.",
+            )
         for depth in self.tried_depths:
             if not 0 <= depth <= 1:
-                raise UsageError(f"a depth of {depth:g} is outside 0 to 1, the first place and the last")
+                raise UsageError(
+                    f"a depth of {depth:g} is outside 0 to 1, the first place and the last",
+                    "Give --depths such as 0,0.5,1.",
+                )
 
     @property
     def tried_depths(self) -> list[float]:
-        return sorted(set(read_numbers(self.depths, "depths", float))) or [0.5]
+        return sorted(set(read_numbers(self.depths, "depths", float, "0,0.5,1"))) or [0.5]
 
     def tried(self, config: TrainConfig) -> list[int]:
         lengths = read_lengths(self.lengths, config, TIMES, self.at)
@@ -92,6 +99,10 @@ class Needle(Task):
                 "keys and values are tokens of their own, which a pretrained model does not know",
                 "Leave --init out; to try a model as it is: langevin evaluate MODEL --task needle.",
             )
+        ignored: dict[str, Any] = {"--train-tokens": config.train_tokens}
+        ignored |= {"--tokenizer": config.tokenizer} if config.data == NOISE else {}
+        for name in (name for name, value in ignored.items() if value is not None):
+            raise UsageError(f"haystacks of {config.data} have no use for {name}", "Leave it out.")
         self.tried(config)
         from langevin import data
         from langevin.data.synthetic.needle import Haystack
@@ -202,16 +213,24 @@ class Needle(Task):
     ) -> tuple[list[Row], dict[str, Any]]:
         """Needles in words, in a text of the data."""
         from langevin.data import prepare
-        from langevin.evaluation.retrieval import InWords, by_length_and_depth, refuse_beyond_positions
+        from langevin.evaluation.retrieval import (
+            InWords,
+            by_length_and_depth,
+            refuse_beyond_positions,
+            refuse_unreadable,
+        )
 
         if self.form != "needle":
             raise UsageError("recall of many keys is for models trained on it", "Leave form out.")
+        refuse_unreadable(tokenizer)
         corpus = prepare(data, tokenizer=tokenizer.name_or_path, progress=False)
         words = InWords(model.to(device).eval(), tokenizer, corpus, self.needles, self.rows)
         made_for = refuse_beyond_positions(model, 0)
         made_for = made_for or int(getattr(model.config, "max_position_embeddings", None) or IN_WORDS[-1])
         lengths = sorted(set(read_numbers(self.lengths, "lengths", int)))
         lengths = lengths or [n for n in IN_WORDS if n <= made_for] or [made_for]
+        if min(lengths) < 2:
+            raise UsageError(f"a length of {min(lengths)} is too short", "The least is 2.")
         at = self.at or max(lengths)
         if at not in lengths:
             raise UsageError(f"at={at} is no length that is tried", f"Choose one of {lengths}.")
