@@ -94,6 +94,23 @@ def test_the_start_of_training_may_lie_above_the_frame():
     assert figures.curves([line], ("x", "y")).axes[0].get_ylim()[1] > 50
 
 
+def test_a_short_line_is_not_left_above_the_frame_by_a_long_one():
+    long, short = Line("a", 0, [*range(11)], [9.0, 2, *[1.0] * 9]), Line("b", 1, [0, 1], [9.0, 5.0])
+    low, high = figures.curves([long, short], ("x", "y"), start=0.2).axes[0].get_ylim()
+    assert low < 1 < 5 < high < 9
+
+
+def test_names_of_columns_stand_upright_where_there_is_no_room_for_them():
+    def turned(names):
+        grid = Grid([[0.1] * len(names)] * len(names), names, names)
+        return (
+            figures.heatmap([grid, grid], ("key", "query"), "w").axes[0].get_xticklabels()[0].get_rotation()
+        )
+
+    assert turned(["Once", "upon", "a", "time", "there", "was", "a", "cat"]) == 90
+    assert turned(["0", "0.25", "0.5", "0.75", "1"]) == 0
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [

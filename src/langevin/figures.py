@@ -170,7 +170,7 @@ def curves(
     upright: float | None = None,
 ) -> Figure:
     """Lines over an axis. level: the height of a dashed one; upright: where a dotted one stands; start: the
-    share of the axis whose values may lie above the frame, so that the ends can be told apart."""
+    share of each line whose values may lie above the frame, so that the ends can be told apart."""
     figure, axes = _panel(labels, 220)
     most = max(12, PALE_POINTS // max(1, sum(len(line.pale) for line in lines)))
     for line in lines:
@@ -185,8 +185,7 @@ def curves(
         axes.plot(line.x, line.y, f"{marker}-", color=colour, ms=5, markevery=every, label=line.name)
     if start:
         paths = [path for line in lines for path in ((line.x, line.y), *line.pale)]
-        last = max(x[-1] for x, _ in paths)
-        late = [b for x, y in paths for a, b in zip(x, y, strict=True) if a >= start * last]
+        late = [b for x, y in paths for a, b in zip(x, y, strict=True) if a >= start * x[-1]]
         late += [] if level is None else [level]
         room = 0.06 * (max(late) - min(late)) or 0.1
         axes.set_ylim(min(late) - room, max(late) + room)
@@ -274,7 +273,7 @@ def heatmap(grids: Sequence[Grid], labels: tuple[str, str], meaning: str, ends: 
     figure = Figure((width / 72, rows * tall / 72), dpi=72, layout="constrained")
     every = figure.subplots(rows, columns * (1 + beside), squeeze=False).reshape(-1, 1 + beside)
     for i, ((*left, axes), grid) in enumerate(zip(every, grids, strict=False)):
-        mesh = _cells(axes, grid, ends, written and not beside)
+        mesh = _cells(axes, grid, ends, written and not beside, along * room[0])
         for place in left:
             place.imshow(grid.picture)
             place.set(xticks=[], yticks=[])
@@ -297,9 +296,10 @@ def heatmap(grids: Sequence[Grid], labels: tuple[str, str], meaning: str, ends: 
     return figure
 
 
-def _cells(axes: Axes, grid: Grid, ends: Ends, written: bool) -> Any:
+def _cells(axes: Axes, grid: Grid, ends: Ends, written: bool, width: float) -> Any:
     """Where some values are negative, colours part at 0. Where values are many, the largest hundredth may
-    lie beyond the colours, so that the others can be told apart."""
+    lie beyond the colours, so that the others can be told apart. Names of columns stand upright where the
+    width has no room for them."""
     values = np.array(grid.values, dtype=float)
     diverging = ends is None and bool(np.nanmin(values) < 0)
     far = float(np.nanpercentile(np.abs(values), 99 if values.size > MOST_WRITTEN else 100))
@@ -309,7 +309,7 @@ def _cells(axes: Axes, grid: Grid, ends: Ends, written: bool) -> Any:
     colours.colorbar_extend = EXTENDED[beyond]  # type: ignore[assignment]
     mesh = axes.pcolormesh(values, cmap=colours, vmin=low, vmax=high)
     for names, ticks, turned in ((grid.columns, axes.set_xticks, 90), (grid.rows, axes.set_yticks, 0)):
-        few = len(names) <= 12 and (not turned or sum(map(len, names)) <= 40)
+        few = len(names) <= 12 and (not turned or sum(_width(f"{name} ") for name in names) <= width)
         if names:
             places = [i + 0.5 for i in range(len(names))]
             ticks(places, names, size=TEXT if few else 9, rotation=0 if few else turned)

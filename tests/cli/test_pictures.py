@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,16 @@ def test_attention_is_that_of_the_forward_pass_and_says_where_weights_are_no_sha
     assert (low == -high) == (which == 0)
 
 
+def test_runs_of_one_mixer_are_named_by_their_folders(runs, tmp_path):
+    shutil.copytree(runs[0], tmp_path / "again")
+    (drawn,) = pictures.attention([runs[0], tmp_path / "again"], None, None, 1, 0)
+    names = [axes.get_title(loc="left").replace("\n", " ") for axes in panels(drawn.figure)]
+    assert [f"({path})" in name for path, name in zip(("sima", "again"), names, strict=True)] == [
+        True,
+        True,
+    ]
+
+
 def test_weights_that_are_shares_of_a_whole_say_nothing_more():
     assert pictures._sums(torch.tensor([[1.0, 0.0], [0.25, 0.75]])) == ""
     assert pictures._sums(torch.tensor([[-0.5, 0.0], [0.25, 2.0]])).startswith("; rows sum to −0.5 … 2.2")
@@ -122,6 +133,8 @@ def test_times_by_length_are_drawn_for_each_part_of_a_benchmark(tmp_path, capsys
         cli.main(["plot", "bench", str(file), "--metric", "both_ms", "--out", str(tmp_path / "b.svg")]) == 0
     )
     assert [Path(line).name for line in capsys.readouterr().out.split()] == ["b-module.svg", "b-core.svg"]
+    assert cli.main(["plot", "bench", str(file), "--metric", "both_ms"]) == 0  # not over those of another
+    assert capsys.readouterr().out.split()[0].endswith("bench-both_ms-module.png")
 
 
 def test_several_sizes_of_batch_are_lines_of_their_own():
@@ -141,6 +154,7 @@ def test_several_sizes_of_batch_are_lines_of_their_own():
         ("times RUN", "these runs learn no scalars\nTry ssmax"),
         ("attention RUN --layer 2", "has 2 layers of 2 heads, not layer 2, head 0\nBoth count from 0"),
         ("attention RUN --layer 0", "neighbor has no attention weights\nIt mixes neighbours"),
+        ("attention RUN --layer 1 --text hello", "reads no text, but tokens of its task\nLeave --text out"),
         ("curves RUN --layer 1", "curves takes no --layer\nIt takes no other options"),
         ("needle RUN --split valid --by nothing", "has no accuracy by nothing"),
         ("needle FOLDER", "is not a run folder\nGive a folder made by langevin train"),
@@ -155,8 +169,14 @@ def test_what_cannot_be_drawn_is_refused_with_a_cause_and_a_remedy(runs, tmp_pat
 
 
 def test_attention_over_images_and_over_texts_is_drawn_apart(runs, tmp_path, capsys):
-    small = "--task images --data digits --layers 2 --width 16 --heads 2 --steps 0 --device cpu"
-    assert cli.main(["train", *small.split(), "--out", str(tmp_path / "digits")]) == 0
+    small = "--task images --layers 2 --width 16 --heads 2 --steps 0 --device cpu --out"
+    pooled = ["--objective", "classify(pooling='class')"]
+    assert cli.main(["train", *small.split(), str(tmp_path / "digits")]) == 0
+    assert cli.main(["train", *small.split(), str(tmp_path / "of-class"), *pooled]) == 0
+    (drawn,) = pictures.attention([tmp_path / "digits", tmp_path / "of-class"], None, None, 1, 0)
+    names = [axes.get_title(loc="left").replace("\n", " ") for axes in panels(drawn.figure)]
+    assert names[0].endswith("what patches get of all, on average")
+    assert names[1].endswith("what patches get of the class token")
     capsys.readouterr()
     for one, other in ((runs[0], tmp_path / "digits"), (tmp_path / "digits", runs[0])):
         assert cli.main(["plot", "attention", str(one), str(other), "--layer", "1"]) == 2

@@ -8,8 +8,10 @@ import math
 import numpy as np
 import pytest
 
+from langevin.evaluation.rows import Metric
 from langevin.studies.inference import ERROR_RATE, estimate, holm, least_seeds, sign_flip, t_quantile
 from langevin.studies.plan import Part, Plan
+from langevin.studies.results import estimated
 
 
 @pytest.mark.parametrize(
@@ -145,3 +147,13 @@ def test_a_plan_has_one_seed_more_than_it_needs(arms, seeds):
     plan = Plan((Part(names),))
     assert plan.seeds == tuple(range(seeds))
     assert least_seeds(arms - 1) == seeds - 1
+
+
+def test_what_may_be_negative_has_an_interval_that_may_be_too() -> None:
+    rise = Metric("rise", "relative change", "", "lower", signed=True)
+    loss = Metric("nll", "loss", "nats", "lower")
+    for metric, below in ((rise, True), (loss, False)):
+        found = estimated(metric, [1e-4, 0.02, 1e-4])
+        assert found is not None
+        assert found.low is not None
+        assert (found.low < 0) == below

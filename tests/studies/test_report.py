@@ -231,6 +231,16 @@ def test_grids_of_all_arms_can_stand_in_one_picture():
     assert len(drawn.figure.axes) == 4  # and one bar of colours
 
 
+def test_lengths_are_ticks_of_their_axis_however_few():
+    results = study(arms=2, seeds=2)
+    rows = tuple(Row("nll", 1.0, "exact", {"length": n}) for n in (256, 512))
+    part = results.parts[0]
+    arms = tuple(replace(arm, runs=tuple(replace(r, rows=rows) for r in arm.runs)) for arm in part.arms)
+    part = replace(part, arms=arms)
+    (drawn,) = charts.grids(replace(results, parts=(part,)), part, ("nll", "length"))
+    assert [tick.get_text() for tick in drawn.figure.axes[0].get_xticklabels()] == ["512", "256"]
+
+
 def test_arms_of_one_mixer_with_a_point_each_are_a_line():
     results = study(arms=4, seeds=2)
     specs = ("softmax", "sima", "sima", "sima")

@@ -112,15 +112,19 @@ def _results(paths: list[Path], split: str | None) -> Results:
     if len(units) > 1 and split is None:
         counts = listed([f"{path} counts {unit}" for unit, path in units.items()])
         raise UsageError(f"{counts}, which have no axis in common", "Draw them apart.")
-    alike = len({run.config.mixer for run in runs}) < len(runs)
     arms = []
-    for run in runs:
-        name = f"{run.config.mixer} ({run.path.name})" if alike else run.config.mixer
+    for run, name in zip(runs, _names(runs), strict=True):
         told = {"context": run.config.context, "out": run.path}
         arms.append(ArmResult(name, told, (_run_result(run, split),)))
     metrics = dict.fromkeys(metric for run in runs for metric in run.task.metrics)
     part = PartResult("", tuple(arms))
     return Results("", tuple(metrics), runs[0].task.unit, (0,), (part,))
+
+
+def _names(runs: list[Run]) -> list[str]:
+    """Each by its mixer, and by its folder where two mixers are the same."""
+    alike = len({run.config.mixer for run in runs}) < len(runs)
+    return [f"{run.config.mixer} ({run.path.name})" if alike else run.config.mixer for run in runs]
 
 
 def _run_result(run: Run, split: str | None) -> RunResult:
@@ -138,8 +142,8 @@ def attention(paths: list[Path], text: str | None, image: str | None, layer: int
     each patch gets."""
     if text is not None and not text.strip():
         raise UsageError("--text is empty", "Give a text for the model to read, or leave it out.")
-    grids, labels = [], ("key", "query")
-    for run in map(load, paths):
+    grids, labels, runs = [], ("key", "query"), [load(path) for path in paths]
+    for run, called in zip(runs, _names(runs), strict=True):
         shown = run.model.config.grid if run.model.main_input_name == "pixel_values" else None
         if (image if shown is None else text) is not None:
             raise UsageError(f"{run.path} reads {'images' if shown else 'texts'}", "Give it such.")
@@ -151,11 +155,12 @@ def attention(paths: list[Path], text: str | None, image: str | None, layer: int
                 "Both count from 0.",
             )
         w_QK, picture = _weights(run.model, read, layer)[0, head], None
-        name = f"{run.config.mixer}, layer {layer}, head {head}{_sums(w_QK)}"
+        name = f"{called}, layer {layer}, head {head}{_sums(w_QK)}"
         if shown is not None:
             picture = read["pixel_values"][0].permute(1, 2, 0).numpy()
             of_class = run.model.config.pooling == "class"
-            labels = ("", f"what patches get of {'the class token' if of_class else 'all, on average'}")
+            labels = ("", "")
+            name += f": what patches get of {'the class token' if of_class else 'all, on average'}"
             asked = w_QK[-1] if of_class else w_QK.mean(0)
             w_QK = asked[: shown[0] * shown[1]].reshape(shown)
         name += "; negative ones are blue" if w_QK.min() < 0 else ""
@@ -201,6 +206,8 @@ def _tokens(run: Run, text: str | None) -> tuple[dict[str, torch.Tensor], list[s
             row = run.task.held_out(data, run.config)[0]["tokens"][:1, : run.config.context]
             return {"input_ids": torch.from_numpy(row)}, []
         ids = data.tokens("test")[: min(TOKENS_SHOWN, run.config.context)].tolist()
+    elif not any((run.path / "model").glob("tokenizer*")):
+        raise UsageError(f"{run.path} reads no text, but tokens of its task", "Leave --text out.")
     else:
         ids = encode_prompt(run.tokenizer, text, run.environment["data"])[: run.config.context]
     names = [run.tokenizer.decode([i]) for i in ids] if len(ids) <= TOKENS_SHOWN else []

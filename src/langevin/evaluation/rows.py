@@ -15,6 +15,7 @@ class Metric:
     label: str
     unit: str
     better: Literal["lower", "higher", "near zero", "neither"]
+    signed: bool = False  # may be negative, though low is good
 
     @property
     def low_is_good(self) -> bool:

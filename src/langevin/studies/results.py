@@ -311,7 +311,7 @@ class Results:
 
 def estimated(metric: Metric, values: Sequence[float]) -> Estimate | None:
     """The mean over seeds, with an interval that stays where values of the metric can be."""
-    positive = metric.low_is_good and all(value > 0 for value in values)
+    positive = metric.low_is_good and not metric.signed and all(value > 0 for value in values)
     scale: Scale = "log odds" if metric.unit == "fraction" else "log" if positive else "plain"
     return estimate(values, scale=scale)
 

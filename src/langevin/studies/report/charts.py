@@ -233,7 +233,7 @@ def _over_one(
         lines.append(Line(arm, numbers[arm], places, [_mean(rows) for rows in by_place], ends))
     lines = _joined(lines, {arm.name: arm.settings.get("mixer", arm.name) for arm in part.arms})
     every = [place for line in lines for place in line.x]
-    log = min(every) > 0 and max(every) >= 8 * min(every)
+    log = axis in UNITS and min(every) > 0
     trained = context if axis in ("length", "position") and context and context < max(every) else None
     label = with_unit(axis, UNITS.get(axis, ""))
     labels = f"{label}, log scale" if log else label, with_unit(metric.label, metric.unit)
