@@ -110,6 +110,9 @@ def test_the_official_files_of_cifar_10_and_what_the_hub_has_are_the_same(
         path.write_bytes(whole)
     for path in train[1:]:
         path.unlink()
+    with pytest.raises(UsageError, match=r"data_batch_2\.bin must have 92,190 bytes"):  # the first is whole
+        images.prepare("cifar-10", 32)
+    train[0].write_bytes(written[: 149 * 3073])
     with pytest.raises(UsageError, match=r"data_batch_1\.bin must have 460,950 bytes"):
         images.prepare("cifar-10", 32)
     train[0].write_bytes(written[: 150 * 3073])

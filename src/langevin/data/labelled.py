@@ -248,7 +248,8 @@ def _classes(splits: dict[str, Rows], name: str) -> list[str]:
     for split, rows in splits.items():
         if not rows:
             raise UsageError(
-                f"{name} has no rows for {split}", "Ten different texts of a class or more make all three."
+                f"{name} has no rows for {split}",
+                "Ten different ones of a class or more make all three.",
             )
     if len(found) < 2:
         raise UsageError(

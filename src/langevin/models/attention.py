@@ -289,7 +289,8 @@ class NeighborMixing(Mixing):
         self, x_BLW: Tensor, view: View, cache: Cache | None, rotation: Rotation | None, weights: bool
     ) -> tuple[Tensor, None]:
         if weights:
-            raise UsageError("neighbor has no attention weights", "It mixes neighbours directly.")
+            remedy = "It mixes neighbours directly: ask for another layer."
+            raise UsageError("neighbor has no attention weights", remedy)
         layer = None if cache is None else state_layer(cache, self.layer_idx)
         y, state = self.langevin(x_BLW, view, None if layer is None else layer.state)
         if layer is not None:

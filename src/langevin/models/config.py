@@ -106,7 +106,7 @@ class LangevinConfig(PreTrainedConfig):
     def _check_images(self) -> None:
         size, patch = self.image_size, self.patch_size
         if self.causal:
-            raise UsageError("an image is seen from all sides", "Use causal=False.")
+            raise UsageError("an image is seen from all sides", "Use --objective classify (causal=False).")
         if self.pooling == "ngrams":
             raise UsageError("a bag of n-grams reads texts", "Choose another pooling.")
         if patch < 1 or size % patch:
@@ -115,7 +115,10 @@ class LangevinConfig(PreTrainedConfig):
                 "Choose another --patch.",
             )
         if self.stem == "convolutions" and (patch < 2 or patch & (patch - 1)):
-            raise UsageError(f"convolutions make patches of 2, 4, 8 ... pixels, not {patch}")
+            raise UsageError(
+                f"convolutions make patches of 2, 4, 8 ... pixels, not {patch}",
+                "Choose another --patch, or --stem patches.",
+            )
         if self.positions == "rope" and (self.hidden_size // self.num_attention_heads) % 4:
             raise UsageError(
                 "rope in two dimensions needs a head width that 4 divides",
@@ -124,7 +127,8 @@ class LangevinConfig(PreTrainedConfig):
         for spec in self.mixers:
             if self.positions == "alibi" or getattr(spec.mixer, "decay", False):
                 raise UsageError(
-                    f"{spec} with positions={self.positions} measures distances along a line, not in one",
+                    f"{spec} with positions={self.positions} measures distances along a line, and patches"
+                    " stand in a grid",
                     "Choose other positions than alibi, and a mixer without decay.",
                 )
             if self.pooling == "class" and not isinstance(spec.mixer, Mechanism):
