@@ -241,25 +241,25 @@ def test_lengths_are_ticks_of_their_axis_however_few():
     assert [tick.get_text() for tick in drawn.figure.axes[0].get_xticklabels()] == ["512", "256"]
 
 
-def test_arms_of_one_mixer_with_a_point_each_are_a_line():
+def test_arms_that_differ_in_width_alone_are_a_line_of_states():
     results = study(arms=4, seeds=2)
-    specs = ("softmax", "sima", "sima", "sima")
-    arms = [
-        replace(
-            arm,
-            settings={"mixer": mixer},
-            runs=tuple(
-                replace(r, rows=(Row("nll", i / 4, "exact", {"state": 100 - i}),)) for r in arm.runs
-            ),
-        )
-        for i, (arm, mixer) in enumerate(zip(results.parts[0].arms, specs, strict=True))
-    ]
+    specs = (("softmax", "rope"), ("sima", "rope"), ("sima", "none"), ("sima", "none"))
+    arms = []
+    for i, (arm, (mixer, positions)) in enumerate(zip(results.parts[0].arms, specs, strict=True)):
+        rows = tuple(Row("nll", i / 4, "exact", at) for at in ({"state": 100 - i}, {"length": 9}))
+        settings = {"mixer": mixer, "positions": positions, "width": i}
+        runs = tuple(replace(run, rows=rows) for run in arm.runs)
+        arms.append(replace(arm, settings=settings, runs=runs))
     part = replace(results.parts[0], arms=tuple(arms))
-    (drawn,) = charts.grids(replace(results, parts=(part,)), part, ("nll", "state"))
+    results = replace(results, parts=(part,))
+    (drawn,) = charts.grids(results, part, ("nll", "state"))
     assert [(line.name, [*line.x], [*line.y]) for line in drawn.lines] == [
         ("softmax", [100], [0]),
-        ("sima", [97, 98, 99], [0.75, 0.5, 0.25]),
+        ("ssmax", [99], [0.25]),
+        ("sima", [97, 98], [0.75, 0.5]),
     ]
+    (drawn,) = charts.grids(results, part, ("nll", "length"))
+    assert [line.x for line in drawn.lines] == [[9]] * 4
 
 
 def test_matched_loss_comes_with_the_caveat_of_the_schedule(full):

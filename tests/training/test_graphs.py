@@ -33,12 +33,14 @@ def test_nothing_is_collected_while_a_graph_is_recorded(monkeypatch: Any, fails:
         def pool(self) -> None:
             return None
 
-    renewed: list[bool] = []
+    renewed, failed = [], []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", recording)
     monkeypatch.setattr(graphs, "_renew_generator", lambda: renewed.append(True))
     work = Work(fails)
-    replayed = graphs.Replayed(work.do, object(), after=1, what="steps")  # type: ignore[arg-type]
+    told = lambda: failed.append(True)  # noqa: E731
+    replayed = graphs.Replayed(work.do, object(), after=1, what="steps", failed=told)  # type: ignore[arg-type]
+    replayed.graphs["another shape"] = Graph()  # type: ignore[assignment]
     if fails:
         with pytest.warns(UserWarning, match="steps are not replayed"):
             replayed()
@@ -46,4 +48,4 @@ def test_nothing_is_collected_while_a_graph_is_recorded(monkeypatch: Any, fails:
         replayed()
     assert work.collecting == [True, True, False]
     assert gc.isenabled()
-    assert bool(renewed) == fails == (replayed.graph is None)
+    assert bool(renewed) == bool(failed) == fails == (not replayed.graphs)

@@ -114,7 +114,7 @@ def _results(paths: list[Path], split: str | None) -> Results:
         raise UsageError(f"{counts}, which have no axis in common", "Draw them apart.")
     arms = []
     for run, name in zip(runs, _names(runs), strict=True):
-        told = {"context": run.config.context, "out": run.path}
+        told = {"mixer": run.config.mixer, "context": run.config.context, "out": run.path}
         arms.append(ArmResult(name, told, (_run_result(run, split),)))
     metrics = dict.fromkeys(metric for run in runs for metric in run.task.metrics)
     part = PartResult("", tuple(arms))

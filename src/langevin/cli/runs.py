@@ -630,7 +630,8 @@ class Plot:
                 raise UsageError(f"{self.what} takes no --{option.name}", f"It takes {takes}.")
         drawn = draw(list(self.runs), **{name: getattr(self, name) for name in own})
         first = self.runs[0]
-        told = "-".join(word for word in (self.what, self.metric, self.by) if word)
+        head = f"layer-{self.layer}-head-{self.head}" if self.layer or self.head else ""
+        told = "-".join(word for word in (self.what, self.metric, self.by, head) if word)
         out = self.out or (first / "figures" if first.is_dir() else first.parent) / f"{told}.png"
         for one in drawn:
             name = f"{out.stem}-{slug(one.title)}{out.suffix}" if len(drawn) > 1 else out.name

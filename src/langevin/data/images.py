@@ -127,8 +127,8 @@ def _cifar_files() -> dict[str, list[Path]]:
     wanted = "cifar-10/cifar-10-batches-bin/test_batch.bin"
     folder = cifar_folder() or fetched("cifar-10", CIFAR_HUB, wanted)
     first, *others = (folder / file for file in CIFAR_FILES["train"])
-    small = first.is_file() and first.stat().st_size == CIFAR_ROWS * CIFAR_BYTES
-    official = small or any(path.is_file() for path in others)
+    a_fifth = first.is_file() and first.stat().st_size == CIFAR_ROWS * CIFAR_BYTES
+    official = a_fifth or any(path.is_file() for path in others)
     groups = {}
     for split, some in CIFAR_FILES.items():  # the Hub has one file of each split
         groups[split] = [folder / file for file in (some if official else some[:1])]

@@ -114,7 +114,7 @@ def refuse_unreadable(tokenizer: Any) -> None:
 
 class InWords:
     """Needles in a text, for a model that reads text: each key has a number of four digits, and the last
-    sentence asks for that of the first key. No number stands in the text around."""
+    sentence asks for that of the first key. None of these numbers stands in the text around."""
 
     def __init__(self, model: Any, tokenizer: Any, corpus: Any, needles: int, samples: int) -> None:
         self.model, self.tokenizer, self.needles, self.samples = model, tokenizer, needles, samples

@@ -133,8 +133,8 @@ def workers_for(plan: Plan, found: Sizes, data: list[Any], device: str, workers:
     if largest > BUSY:
         return 1
     fit = int(SHARE * torch.cuda.get_device_properties(device).total_memory / needed)
-    most, cores = (MOST_MERGED, CORES_MERGED) if _merged() else (MOST, CORES)
-    return max(1, min(most, 1 + (os.cpu_count() or 1) // cores, fit, every))
+    most, for_each = (MOST_MERGED, CORES_MERGED) if _merged() else (MOST, CORES)
+    return max(1, min(most, 1 + (os.cpu_count() or 1) // for_each, fit, every))
 
 
 def _merged() -> bool:

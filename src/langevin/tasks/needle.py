@@ -99,10 +99,10 @@ class Needle(Task):
                 "keys and values are tokens of their own, which a pretrained model does not know",
                 "Leave --init out; to try a model as it is: langevin evaluate MODEL --task needle.",
             )
-        ignored: dict[str, Any] = {"--train-tokens": config.train_tokens}
-        ignored |= {"--tokenizer": config.tokenizer} if config.data == NOISE else {}
-        for name in (name for name, value in ignored.items() if value is not None):
-            raise UsageError(f"haystacks of {config.data} have no use for {name}", "Leave it out.")
+        if config.train_tokens is not None:
+            raise UsageError(f"haystacks of {config.data} have no use for --train-tokens", "Leave it out.")
+        if config.data == NOISE and config.tokenizer is not None:
+            raise UsageError("haystacks of noise have no use for --tokenizer", "Leave it out.")
         self.tried(config)
         from langevin import data
         from langevin.data.synthetic.needle import Haystack

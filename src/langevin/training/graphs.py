@@ -16,8 +16,8 @@ class Replayed:
 
     The work is a method of its owner, which is not held: a graph's memory is free as soon as its owner is
     gone. What the work reads and writes must stay in its place. Work that needs the host on its way cannot
-    be recorded, and goes on plainly with a warning. Work in the `pool` of another graph shares its memory,
-    and must never run at the same time.
+    be recorded: it goes on plainly with a warning, and `failed` is called. Work in the `pool` of another
+    graph shares its memory, and must never run at the same time.
     """
 
     def __init__(
@@ -28,10 +28,11 @@ class Replayed:
         after: int,
         what: str,
         clear: Callable[[], None] = lambda: None,
+        failed: Callable[[], None] = lambda: None,
         pool: Any = None,
     ) -> None:
         self.method, self.stream, self.what, self.clear = WeakMethod(work), stream, what, clear
-        self.pool, self.after = pool, after
+        self.pool, self.after, self.failed = pool, after, failed
         self.left: dict[Any, int] = {}  # plain calls to go, by shape
         self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
 
@@ -58,25 +59,36 @@ class Replayed:
     def _record(self, shape: Any) -> None:
         self.clear()
         graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
         gc.disable()  # a graph that is collected while another is recorded breaks that
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
                 self.work()
             self.pool = graph.pool()
-        except RuntimeError as error:
-            warnings.warn(f"{self.what} are not replayed as a CUDA graph: {one_line(error)}", stacklevel=1)
+        except BaseException as error:
             _renew_generator()
+            self.forget()
+            self.failed()
             self.clear()
             self.stream = None
+            if not isinstance(error, RuntimeError):
+                raise
+            warnings.warn(f"{self.what} are not replayed as a CUDA graph: {one_line(error)}", stacklevel=1)
             return
         finally:
-            gc.enable()
+            if collecting:
+                gc.enable()
         self.graphs[shape] = graph
+
+    def forget(self) -> None:
+        """Record anew what was recorded."""
+        self.graphs.clear()
+        self.left.clear()
 
 
 def _renew_generator() -> None:
     """A recording that failed leaves the generator in it, where plain work may draw nothing: another one
-    takes its place, in the same state."""
+    takes its place, in the same state. Graphs that were recorded with the first must be recorded anew."""
     stuck = torch.cuda.default_generators[torch.cuda.current_device()]
     fresh = torch.Generator(stuck.device)
     fresh.set_state(stuck.get_state())

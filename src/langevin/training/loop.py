@@ -302,7 +302,10 @@ class Trainer:
         """Mean loss on the validation batches that the task looks at while it trains."""
         if self.look is None and self.compute.graph is not None:
             pool = self.compute.graph.pool()
-            self.look = Replayed(self._look, self.stream, after=1, what="evaluations", pool=pool)
+            again = self.compute.forget
+            self.look = Replayed(
+                self._look, self.stream, after=1, what="evaluations", failed=again, pool=pool
+            )
         self.model.eval()
         (self.look or self._look)()
         self.model.train()

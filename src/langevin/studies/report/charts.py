@@ -231,7 +231,7 @@ def _over_one(
             for rows in by_place
         ]
         lines.append(Line(arm, numbers[arm], places, [_mean(rows) for rows in by_place], ends))
-    lines = _joined(lines, {arm.name: arm.settings.get("mixer", arm.name) for arm in part.arms})
+    lines = _joined(lines, part) if axis == "state" else lines
     every = [place for line in lines for place in line.x]
     log = axis in UNITS and min(every) > 0
     trained = context if axis in ("length", "position") and context and context < max(every) else None
@@ -245,18 +245,19 @@ def _over_one(
     return Chart(sentence_case(title), figure, told, note, lines)
 
 
-def _joined(lines: list[Line], mixers: dict[str, str]) -> list[Line]:
-    """Arms that are one point each, such as states: those of one mixer, in several widths, are a line."""
-    if any(len(line.x) > 1 for line in lines):
-        return lines
+def _joined(lines: list[Line], part: PartResult) -> list[Line]:
+    """Arms have a point each: those that differ in width alone are a line, named by their mixer."""
+    settings = {arm.name: arm.settings for arm in part.arms}
     alike: dict[str, list[Line]] = {}
     for line in lines:
-        alike.setdefault(mixers[line.name], []).append(line)
+        others = {k: v for k, v in settings[line.name].items() if k not in ("width", "out")}
+        alike.setdefault(str(sorted(others.items())), []).append(line)
     found = []
-    for mixer, own in alike.items():
+    for own in alike.values():
         own.sort(key=lambda line: line.x[0])
         x, y, ends = zip(*((line.x[0], line.y[0], line.ends[0]) for line in own), strict=True)
-        found.append(Line(mixer if len(own) > 1 else own[0].name, own[0].index, x, y, ends))
+        name = settings[own[0].name]["mixer"] if len(own) > 1 else own[0].name
+        found.append(Line(name, own[0].index, x, y, ends))
     return found
 
 
