@@ -137,7 +137,12 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--depths 0,1.5", "langevin: a depth of 1.5 is outside 0 to 1"),
+        (
+            "--depths 0,1.5",
+            "langevin: a depth of 1.5 is outside 0 to 1, the first place and the last\nGive",
+        ),
+        ("--depths a", "langevin: 'a' names no depths\nWrite numbers with commas: 0,0.5,1."),
+        ("--lr -1", "langevin: lr=-1.0 must be positive\nSee langevin train --help."),
         ("--positions learned --mixer ssmax --lengths 128", "128 is beyond the 64 learned positions"),
         ("--needles 17", "17 needles are more than 16 keys and 16 values allow"),
         ("--context 8", "a length of 8 has no room for 4 needles"),

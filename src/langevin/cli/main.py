@@ -64,12 +64,14 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        return _told(error)
+        return _told(error, " ".join(["langevin", *arguments[:1]]))
 
 
-def _told(error: Exception) -> int:
+def _told(error: Exception, command: str) -> int:
     """Say what went wrong in two lines; the exit status."""
     cause, remedy = one_line(error), getattr(error, "remedy", "")
+    if isinstance(error, UsageError):
+        remedy = remedy or f"See {command} --help."
     if not isinstance(error, UsageError | WorkError | OSError):
         remedy = "This was not foreseen: add --debug for the traceback."
     print(f"langevin: {cause}", file=sys.stderr)
@@ -108,11 +110,16 @@ def _parse(arguments: list[str]) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise _refused(said.getvalue(), name) from None
+        raise _refused(said.getvalue(), name, stop) from None
 
 
-def _refused(said: str, name: str) -> UsageError:
-    """What the option parser has against a command: its box of several lines, in two."""
+def _refused(said: str, name: str, error: BaseException | None) -> UsageError:
+    """What settings themselves have against a command, or the option parser: its box of several lines, in
+    two."""
+    while error is not None:
+        if isinstance(error, UsageError):
+            return error
+        error = error.__context__
     lines = [line.strip(" │╭╮╰╯") for line in said.splitlines()]
     lines = [line for line in lines if line and not line.startswith("─")]
     # In ASCII the box is a title and rules of dashes; what a group of options says begins with its name.
