@@ -84,6 +84,7 @@ class Replayed:
         """Record anew what was recorded."""
         self.graphs.clear()
         self.left.clear()
+        self.pool = None  # it was theirs
 
 
 def _renew_generator() -> None:

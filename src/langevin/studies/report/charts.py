@@ -256,7 +256,8 @@ def _joined(lines: list[Line], part: PartResult) -> list[Line]:
     for own in alike.values():
         own.sort(key=lambda line: line.x[0])
         x, y, ends = zip(*((line.x[0], line.y[0], line.ends[0]) for line in own), strict=True)
-        name = settings[own[0].name]["mixer"] if len(own) > 1 else own[0].name
+        first = own[0].name
+        name = settings[first].get("mixer", first) if len(own) > 1 else first
         found.append(Line(name, own[0].index, x, y, ends))
     return found
 
