@@ -38,8 +38,13 @@ def test_nothing_is_collected_while_a_graph_is_recorded(monkeypatch: Any, fails:
     monkeypatch.setattr(torch.cuda, "graph", recording)
     monkeypatch.setattr(graphs, "_renew_generator", lambda: renewed.append(True))
     work = Work(fails)
-    told = lambda: failed.append(True)  # noqa: E731
-    replayed = graphs.Replayed(work.do, object(), after=1, what="steps", failed=told)  # type: ignore[arg-type]
+    replayed = graphs.Replayed(
+        work.do,
+        object(),  # type: ignore[arg-type]
+        after=1,
+        what="steps",
+        failed=lambda: failed.append(True),
+    )
     replayed.graphs["another shape"] = Graph()  # type: ignore[assignment]
     if fails:
         with pytest.warns(UserWarning, match="steps are not replayed"):
