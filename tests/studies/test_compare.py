@@ -219,6 +219,21 @@ def test_trials_of_arms_with_equal_flops_are_the_same_part_of_their_runs(tmp_pat
     assert trials["half lr 0.001"].tokens < 192
 
 
+def test_trials_of_an_arm_with_smaller_batches_have_no_more_tokens(tmp_path):
+    """A fourth of the tokens in as many steps is a fourth of the budget, in trials as well."""
+    arms = ("softmax", "small=softmax, batch=1")
+    one = plan(tmp_path, *arms, tune="lr", trials=1, trial_tokens=256)
+    assert [job.arguments["config"].tokens for job in compare._trials(one, tmp_path)] == [256, 64]
+
+
+def test_a_page_written_again_has_the_sizes_of_a_study_that_was_never_timed(single, tmp_path):
+    records_only(single / "cmp", tmp_path / "cmp")
+    (tmp_path / "cmp" / "costs.json").unlink()
+    for arm in compare.report_again(tmp_path / "cmp", None, "").parts[0].arms:
+        assert arm.cost("parameters").value > 0
+        assert arm.cost("flops_per_token").value > 0
+
+
 def test_equal_flops_are_those_of_the_first_arm_whatever_budgets_arms_name(tmp_path):
     arms = ("first=softmax, steps=4", "masked=softmax, objective=masked", "long=softmax, steps=100")
     one = plan(tmp_path, *arms, equal_flops=True)
@@ -429,7 +444,7 @@ def test_one_folder_takes_one_comparison_at_a_time(tmp_path):
 def test_a_page_on_the_way_has_curves_and_no_verdict_and_reloads_itself(tmp_path, whole):
     one, _ = whole
     dies(one, tmp_path / "cmp", work, "run", 2)
-    study = compare._Study(one, tmp_path / "cmp", read_plan(tmp_path / "cmp")[1], {}, compare.Display(True))
+    study = compare._Study(one, tmp_path / "cmp", read_plan(tmp_path / "cmp")[1], compare.Display(True))
     study._write()
     written = results_in(tmp_path / "cmp")
     assert written["verdict"]["answer"] == "No answer yet: 1 of 2 runs have ended."

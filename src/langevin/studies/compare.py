@@ -80,15 +80,18 @@ def compare(
     about |= {"weights": [_weights(part.config.init) for part in plan.parts]}
     about |= {"judge": _weights(plan.judge)} if plan.judge else {}
     facts: dict[str, Any] = {"data": about, "commands": [command] if command else []}
+    known: dict[str, Any] = {part.name: {} for part in plan.parts}
+    for (part_name, arm_name), rows in sizes.items():
+        known[part_name][arm_name] = {row.metric: row.value for row in rows}
     with Lock(folder):
-        facts = settle(plan, folder, facts)
+        facts = {**settle(plan, folder, {**facts, "sizes": known}), "sizes": known}
         if workers > 1 and device != "cpu":
             display.say(f"up to {workers} runs at a time share the GPU")
-        for part in collect(plan, folder, facts, sizes).parts:
+        for part in collect(plan, folder, facts).parts:
             for sentence in words.unequal(part, "parameters"):
                 hint = "" if part.settings["init"] else " --equalise makes them equal."
                 display.say(sentence + hint, style="yellow")
-        study = _Study(plan, folder, facts, sizes, display)
+        study = _Study(plan, folder, facts, display)
         with heeding_signals(_interrupt), crew(workers, plan.threads, device, on) as who:
             try:
                 study.make(who)
@@ -112,10 +115,8 @@ def _any_run(plan: Plan, part: Part) -> Any:
 class _Study:
     """The jobs of a study, and a page that is written as they end."""
 
-    def __init__(
-        self, plan: Plan, folder: Path, facts: dict[str, Any], sizes: terms.Sizes, display: Display
-    ):
-        self.plan, self.folder, self.facts, self.sizes, self.display = plan, folder, facts, sizes, display
+    def __init__(self, plan: Plan, folder: Path, facts: dict[str, Any], display: Display):
+        self.plan, self.folder, self.facts, self.display = plan, folder, facts, display
         self.written = time.monotonic()
         self.pages = 0.0  # seconds that the last page took
 
@@ -155,7 +156,7 @@ class _Study:
 
     def _write(self) -> None:
         """The page of a study that is on its way."""
-        results = collect(self.plan, self.folder, self.facts, self.sizes)
+        results = collect(self.plan, self.folder, self.facts)
         if any(run.status != "missing" for run in results.runs) and not results.finished:
             self._show(results)
         self.written = time.monotonic()
@@ -171,7 +172,7 @@ class _Study:
 
     def conclude(self) -> Results:
         """The results; the first look at which something could be confirmed is written down."""
-        results = collect(self.plan, self.folder, self.facts, self.sizes)
+        results = collect(self.plan, self.folder, self.facts)
         self.facts = remembered(self.plan, self.folder, self.facts, results)
         return results
 
@@ -190,14 +191,7 @@ def remembered(plan: Plan, folder: Path, facts: dict[str, Any], results: Results
     return facts
 
 
-def collect(
-    plan: Plan,
-    folder: Path,
-    facts: dict[str, Any],
-    sizes: terms.Sizes | None = None,
-    *,
-    primary: str | None = None,
-) -> Results:
+def collect(plan: Plan, folder: Path, facts: dict[str, Any], *, primary: str | None = None) -> Results:
     """The results of a study, finished or not, from the records of its runs: the same records give the same
     results, whoever made them and in whatever order."""
     plan, trials = tuned(plan, folder)
@@ -212,8 +206,8 @@ def collect(
         costs = _read(_place(plan, folder, part) / "costs.json", {str: [ROW]}, _rows_by_name) or {}
         arms = []
         for arm in part.read_arms:
-            known = (sizes or {}).get((part.name, arm.name), [])
-            rows = costs.get(arm.name) or tuple(known)
+            known = facts.get("sizes", {}).get(part.name, {}).get(arm.name, {})
+            rows = costs.get(arm.name) or tuple(Row(name, x, "cost") for name, x in known.items())
             runs = tuple(
                 _run_result(_run_folder(plan, folder, part, arm, seed), seed) for seed in plan.seeds
             )
@@ -367,13 +361,13 @@ def _trials(plan: Plan, folder: Path) -> Iterator[Job]:
     """The same number of learning rates for every arm, with the budget of a run or the same part of it, and
     a seed of their own."""
     for part in plan.parts:
-        first = _steps(plan.config(part, part.read_arms[0], TUNING_SEED))
+        first = terms.budget(plan.config(part, part.read_arms[0], TUNING_SEED))
         for arm in part.read_arms:
             for rate in plan.learning_rates(part, arm):
                 place = _trial_folder(plan, folder, part, arm, rate)
                 config = plan.config(part, plan.at_rate(part, arm, rate), TUNING_SEED)
                 if plan.trial_tokens:
-                    tokens = max(1, plan.trial_tokens * _steps(config) // first)
+                    tokens = max(1, plan.trial_tokens * terms.budget(config) // first)
                     config = config.with_budget(tokens=tokens)
                 arguments = {"config": config, "folder": place.absolute(), "threads": plan.threads}
                 label = _label(part, arm, f"lr {rate:g}")

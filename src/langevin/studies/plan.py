@@ -369,6 +369,7 @@ def begun(folder: Path) -> dict[str, Any] | None:
     values = read_yaml(path)
     problem = misfit(values, {"plan": dict, "data": dict, "commands": [str]})
     problem = problem or misfit(values.get("looks", []), [{"seeds": [int], "missing": [list]}], "looks")
+    problem = problem or misfit(values.get("sizes", {}), {str: {str: {str: float}}}, "sizes")
     missing = [] if problem else [run for look in values.get("looks", []) for run in look["missing"]]
     if any(len(run) != 3 for run in missing):
         problem = "looks: a missing run is a part, an arm and a seed"

@@ -67,17 +67,18 @@ def equal_in_flops(plan: Plan, found: Sizes) -> Plan:
     parts = []
     for part in plan.parts:
         first, *others = part.read_arms
-        total = _budget(plan.config(part, first, 0)) * found[part.name, first.name][1].value
+        total = budget(plan.config(part, first, 0)) * found[part.name, first.name][1].value
         arms = [first]
         for arm in others:
             tokens = round(total / found[part.name, arm.name][1].value)
-            same = tokens == _budget(plan.config(part, arm, 0))
+            same = tokens == budget(plan.config(part, arm, 0))
             arms.append(arm if same else arm.with_(tokens=tokens, steps=None))
         parts.append(replace(part, arms=tuple(arm.text for arm in arms)))
     return replace(plan, parts=tuple(parts))
 
 
-def _budget(config: TrainConfig) -> int:
+def budget(config: TrainConfig) -> int:
+    """Of a run, in the task's unit."""
     return config.tokens or TASKS.parse(config.task).tokens_a_step(config) * (config.steps or 0)
 
 
@@ -169,7 +170,7 @@ def _worth_compiling(plan: Plan, part: Part, found: Sizes, data: Any) -> Literal
     """Models, where all runs together are long enough to gain what it costs (arms compile side by side);
     else the loss, where that is much of the work."""
     config, task = part.config, TASKS.parse(part.config.task)
-    tokens = _budget(config) * config.batch * config.context / task.tokens_a_step(config)
+    tokens = budget(config) * config.batch * config.context / task.tokens_a_step(config)
     flops = sum(found[part.name, arm.name][1].value for arm in part.read_arms)
     if flops * tokens * len(plan.seeds) > WORTH:
         return "on"
