@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,19 @@ def test_a_saved_model_is_found_by_the_auto_classes_and_passes_every_check(
     assert torch.equal(loaded.eval()(ids).logits, made(ids).logits)
     report = langevin.check(str(tmp_path))
     assert report.passed, str(report)
+
+
+def test_normed_queries_and_keys_have_one_kernel_under_autocast() -> None:
+    """torch warns where a norm has another type than its weights, and computes it step by step."""
+    made = model(norm="rmsnorm", qk_norm=True)
+    ids = torch.randint(0, 40, (2, 9))
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
+            warnings.simplefilter("error")
+            made(ids)
+    finally:
+        torch.set_warn_always(False)
 
 
 def test_learned_scalars_stay_in_float32_and_keep_their_own_start(tmp_path: Path) -> None:

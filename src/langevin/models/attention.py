@@ -201,6 +201,14 @@ class Mixing(nn.Module):
         return (out, weights) if return_weights else out
 
 
+class HeadNorm(nn.RMSNorm):
+    """Of queries or keys, which under autocast are narrower than its weights: two types have no fused kernel,
+    and torch warns of that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 class Attention(Mixing):
     """Project to q, k, v, place (RoPE or ALiBi), mix, project back."""
 
@@ -238,8 +246,8 @@ class Attention(Mixing):
         self.k_proj = nn.Linear(width, kv_heads * d, bias=False)
         self.v_proj = nn.Linear(width, kv_heads * d, bias=False)
         self.o_proj = nn.Linear(heads * d, width)
-        self.q_norm = nn.RMSNorm(d, eps=1e-6) if qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(d, eps=1e-6) if qk_norm else nn.Identity()
+        self.q_norm = HeadNorm(d, eps=1e-6) if qk_norm else nn.Identity()
+        self.k_norm = HeadNorm(d, eps=1e-6) if qk_norm else nn.Identity()
 
     def new_cache(self) -> Cache:
         if self.window is None:
