@@ -202,8 +202,8 @@ class Mixing(nn.Module):
 
 
 class HeadNorm(nn.RMSNorm):
-    """Of queries or keys, which under autocast are narrower than its weights: two types have no fused kernel,
-    and torch warns of that."""
+    """Of queries or keys, which under autocast are narrower than its weights: two types have no fused
+    kernel, and torch warns of that."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)

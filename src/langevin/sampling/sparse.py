@@ -16,24 +16,25 @@ FIRST = 1 << 24  # of the counters of candidates: below it are those of commits
 
 
 class SoftDenoising(Denoising):
-    """Open positions carry the k likeliest tokens of the call before, if they were open then."""
+    """Open positions carry the k likeliest tokens of the last call in which they were open, if any."""
 
     def __init__(self, *args: Any, k: int, **options: Any) -> None:
         self.k = k
         super().__init__(*args, **options)
-        self.predicted_BL = torch.zeros_like(self.asked_BL)
+        none_BLK = torch.zeros(*self.ids_BL.shape, k, device=self.model.device)
+        self.carried = {"candidates": none_BLK.long(), "probabilities": none_BLK}
+        self.predicted_BL = torch.zeros_like(self.asked_BL)  # open in the call that the logits are of
 
     def inputs(self, some_B: Any) -> dict[str, Any]:
         read = super().inputs(some_B)
-        if self.logits_BLV is None:
-            none_BLK = torch.zeros(*read["input_ids"].shape, self.k, device=self.model.device)
-            carried = {"candidates": none_BLK.long(), "probabilities": none_BLK}
-        else:
-            carried = likeliest(self.logits_BLV[some_B], self.k)
-            carried["probabilities"] *= self.predicted_BL[some_B][..., None]
+        if self.logits_BLV is not None:
+            predicted_BL1 = self.predicted_BL[some_B][..., None]
+            for name, found in likeliest(self.logits_BLV[some_B], self.k).items():
+                held = self.carried[name]
+                held[some_B] = torch.where(predicted_BL1, found, held[some_B]).to(held.dtype)
         open_BL, stale_B1 = read["input_ids"] == self.mask, self.stale_B[some_B][:, None]
         self.predicted_BL[some_B] = torch.where(stale_B1, open_BL, self.predicted_BL[some_B])
-        return {**read, **carried}
+        return {**read, **{name: held[some_B] for name, held in self.carried.items()}}
 
 
 class FullDenoising(Denoising):
