@@ -41,7 +41,7 @@ WRITTEN: dict[str, dict[str, tuple[dict[str, Any], tuple[float, ...]]]] = {
     "ar": {"a token a call": ({}, (0.9, 0.95, 1.0, 1.05))},
 }
 OTHERS = {"32 steps": SHARED["32 steps"]}  # of the arms that are not named
-THREADS = 4
+THREADS, TRIES = 4, 3
 STILL = 0.2  # seconds between looks at who may go on
 
 
@@ -71,6 +71,8 @@ def one_arm(out: Path, arm: str, toy: bool) -> None:
     config = replace(of_recipe()[arm], **(TOY if toy else {}))
     place, device = out / f"{slug(arm)}.json", pick_device(config.device)
     known: dict[str, Any] = json.loads(place.read_text()) if place.exists() else {"config": asdict(config)}
+    if known["config"] != asdict(config):
+        raise SystemExit(f"{place} is of other settings: choose another folder")
 
     def keep(**more: Any) -> None:
         known.update(more)
@@ -79,6 +81,9 @@ def one_arm(out: Path, arm: str, toy: bool) -> None:
 
     if "level" not in known:
         keep(level=work.run(config, out / "runs" / slug(arm), THREADS, 2048 if toy else 10**9, False))
+    if known["level"]["status"] != "done":
+        keep(finished=known["level"]["error"])
+        return
     run, texts = load(out / "runs" / slug(arm)), known.get("texts", {})
     corpus = run.task.prepare(run.config)
     for name, (own, temperatures) in WRITTEN.get(arm, OTHERS).items():
@@ -95,7 +100,7 @@ def one_arm(out: Path, arm: str, toy: bool) -> None:
     keep(finished=True)
 
 
-def in_turn(out: Path, arms: list[str], toy: bool) -> None:
+def in_turn(out: Path, arms: list[str], toy: bool) -> int:
     """Start all arms; the first that is not finished has the GPU, another trains until it stands still."""
 
     def start(arm: str) -> subprocess.Popen[bytes]:
@@ -117,24 +122,33 @@ def in_turn(out: Path, arms: list[str], toy: bool) -> None:
 
     left = [arm for arm in arms if not finished(arm)]
     jobs, tries, still = {arm: start(arm) for arm in left}, dict.fromkeys(left, 1), set[str]()
-    while left:
-        for arm in left:
-            if jobs[arm].poll() is not None and not finished(arm) and tries[arm] < 3:
-                tries[arm] += 1
-                still.discard(arm)
-                jobs[arm] = start(arm)
-            elif arm == left[0] and arm in still:
-                jobs[arm].send_signal(signal.SIGCONT)
-                still.discard(arm)
-            elif arm != left[0] and arm not in still and trains(arm):
-                jobs[arm].send_signal(signal.SIGSTOP)
-                still.add(arm)
-        time.sleep(STILL)
-        for arm in [
-            arm for arm in left if jobs[arm].poll() is not None and (finished(arm) or tries[arm] >= 3)
-        ]:
-            print(arm, "is finished" if finished(arm) else f"failed: see {out / slug(arm)}.txt", flush=True)
-            left.remove(arm)
+    failed = 0
+    try:
+        while left:
+            for arm in list(left):
+                if jobs[arm].poll() is not None:
+                    still.discard(arm)
+                    if finished(arm) or tries[arm] == TRIES:
+                        failed += not finished(arm)
+                        log = out / f"{slug(arm)}.txt"
+                        print(arm, "is finished" if finished(arm) else f"failed: see {log}", flush=True)
+                        left.remove(arm)
+                    else:
+                        tries[arm] += 1
+                        jobs[arm] = start(arm)
+                elif arm == left[0] and arm in still:
+                    jobs[arm].send_signal(signal.SIGCONT)
+                    still.discard(arm)
+                elif arm != left[0] and arm not in still and trains(arm):
+                    jobs[arm].send_signal(signal.SIGSTOP)
+                    still.add(arm)
+            time.sleep(STILL)
+    finally:  # what stands still would stay, with its memory on the GPU
+        for job in (job for job in jobs.values() if job.poll() is None):
+            job.terminate()
+            job.send_signal(signal.SIGCONT)
+            job.wait()
+    return 1 if failed else 0
 
 
 def main() -> int:
@@ -149,9 +163,8 @@ def main() -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.alone:
         one_arm(asked.out, asked.arms[0], asked.toy)
-    else:
-        in_turn(asked.out, asked.arms or list(WRITTEN), asked.toy)
-    return 0
+        return 0
+    return in_turn(asked.out, asked.arms or list(WRITTEN), asked.toy)
 
 
 if __name__ == "__main__":

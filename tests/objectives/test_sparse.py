@@ -47,7 +47,7 @@ class Exact:
     a full state it knows a token by its probability alone: above 1/V, which others never are in so small a
     V."""
 
-    device = torch.device("cpu")
+    device, dtype = torch.device("cpu"), torch.float64
 
     def __init__(self, full: bool, training: bool = False) -> None:
         self.exact, self.full, self.training = markov(), full, training
@@ -374,13 +374,13 @@ def test_open_positions_carry_their_last_prediction_and_nothing_without_one() ->
     assert not first.any()
     before = likeliest(markov()(torch.full((1, L), V)).logits, 2)
     assert torch.equal(candidates, before["candidates"])
-    assert torch.equal(p, before["probabilities"].float())
+    assert torch.equal(p, before["probabilities"])
     writing.ids_BL[0, chosen] = V
     writing.step()
     again, p = model.read[-1]
     assert torch.equal(again[0, chosen], before["candidates"][0, chosen])
-    assert torch.equal(p[0, chosen], before["probabilities"][0, chosen].float())
-    assert not torch.equal(p[0], before["probabilities"][0].float())  # of the others it is newer
+    assert torch.equal(p[0, chosen], before["probabilities"][0, chosen])
+    assert not torch.equal(p[0], before["probabilities"][0])  # of the others it is newer
 
 
 @pytest.mark.parametrize("sweeps", [0, 2])

@@ -234,13 +234,22 @@ def test_a_page_written_again_has_the_sizes_of_a_study_that_was_never_timed(sing
         assert arm.cost("flops_per_token").value > 0
 
 
+def test_a_study_begun_before_sizes_were_kept_has_them_once_it_goes_on(single, tmp_path):
+    records_only(single / "cmp", tmp_path / "cmp")
+    facts = read_plan(tmp_path / "cmp")[1]
+    keep(tmp_path / "cmp", {name: value for name, value in facts.items() if name != "sizes"})
+    text_in(tmp_path)
+    compared(plan(tmp_path, seeds=(0,)), tmp_path / "cmp")
+    assert read_plan(tmp_path / "cmp")[1] == facts
+
+
 def test_equal_flops_are_those_of_the_first_arm_whatever_budgets_arms_name(tmp_path):
     arms = ("first=softmax, steps=4", "masked=softmax, objective=masked", "long=softmax, steps=100")
     one = plan(tmp_path, *arms, equal_flops=True)
     sizes = terms.all_sizes(one, [TASKS.parse("lm").prepare(one.parts[0].config)])
     equal = terms.equal_in_flops(one, sizes)
     (part,) = equal.parts
-    budgets = {arm.name: terms._budget(equal.config(part, arm, 0)) for arm in part.read_arms}
+    budgets = {arm.name: terms.budget(equal.config(part, arm, 0)) for arm in part.read_arms}
     assert budgets["first"] == budgets["long"] == 4 * 4 * 16
     spent = [budgets[name] * sizes["", name][1].value for name in budgets]
     assert spent == pytest.approx([spent[0]] * 3, rel=0.01)

@@ -72,7 +72,7 @@ def test_seeds_added_one_by_one_make_no_more_wrong_findings(looks, monkeypatch):
             monkeypatch.setattr(
                 compare, "collect", lambda p, f, now, *rest, x=parts: concluded(p, x, now, "")
             )
-            study = compare._Study(plan, None, facts, {}, Display(quiet=True))
+            study = compare._Study(plan, None, facts, Display(quiet=True))
             results = study.conclude()
             facts = study.facts
             said.append(any(c.state in ("better", "worse") for c in results.contrasts))

@@ -87,7 +87,7 @@ def slots(
 @dataclass(frozen=True)
 class Sparse(Masked):
     state: Literal["soft", "full"] = "soft"
-    """Candidates at open positions, from the prediction before; or everywhere."""
+    """Candidates at open positions, from their last prediction; or everywhere."""
     k: int = 8
     """Candidates of a position."""
     feedback: float = 0.75

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from langevin.kernels.view import wide
 from langevin.objectives.sparse import likeliest, slots
 from langevin.sampling.masked import Denoising
 from langevin.sampling.orders import uniform
@@ -21,7 +22,9 @@ class SoftDenoising(Denoising):
     def __init__(self, *args: Any, k: int, **options: Any) -> None:
         self.k = k
         super().__init__(*args, **options)
-        none_BLK = torch.zeros(*self.ids_BL.shape, k, device=self.model.device)
+        none_BLK = torch.zeros(
+            *self.ids_BL.shape, k, device=self.model.device, dtype=wide(self.model.dtype)
+        )
         self.carried = {"candidates": none_BLK.long(), "probabilities": none_BLK}
         self.predicted_BL = torch.zeros_like(self.asked_BL)  # open in the call that the logits are of
 
@@ -31,7 +34,7 @@ class SoftDenoising(Denoising):
             predicted_BL1 = self.predicted_BL[some_B][..., None]
             for name, found in likeliest(self.logits_BLV[some_B], self.k).items():
                 held = self.carried[name]
-                held[some_B] = torch.where(predicted_BL1, found, held[some_B]).to(held.dtype)
+                held[some_B] = torch.where(predicted_BL1, found, held[some_B])
         open_BL, stale_B1 = read["input_ids"] == self.mask, self.stale_B[some_B][:, None]
         self.predicted_BL[some_B] = torch.where(stale_B1, open_BL, self.predicted_BL[some_B])
         return {**read, **{name: held[some_B] for name, held in self.carried.items()}}

@@ -84,7 +84,7 @@ def compare(
     for (part_name, arm_name), rows in sizes.items():
         known[part_name][arm_name] = {row.metric: row.value for row in rows}
     with Lock(folder):
-        facts = {**settle(plan, folder, {**facts, "sizes": known}), "sizes": known}
+        facts = settle(plan, folder, {**facts, "sizes": known})
         if workers > 1 and device != "cpu":
             display.say(f"up to {workers} runs at a time share the GPU")
         for part in collect(plan, folder, facts).parts:

@@ -318,8 +318,8 @@ def _check_arms(arms: tuple[Arm, ...]) -> None:
 
 
 def settle(plan: Plan, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Write the plan and facts about it (data, commands) into the folder, or see that it is the one that is
-    there; seeds may have been added to it. The facts as they stand there."""
+    """Write the plan and facts about it (data, sizes, commands) into the folder, or see that it is the one
+    that is there; seeds may have been added to it. The facts as they stand there."""
     before = begun(folder)
     now = {"plan": plan.as_dict(), **facts}
     if before is not None:
@@ -336,9 +336,11 @@ def settle(plan: Plan, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
                 f"{folder} was planned with {where}={old!r}, not {new!r}",
                 "Give the same command to go on with it, more seeds to add them, or another --out.",
             )
-        if there["seeds"] == before["plan"]["seeds"]:
+        grown = there["seeds"] != before["plan"]["seeds"]
+        names = (*(("plan", "commands") if grown else ()), "sizes")
+        now = {**before, **{name: now[name] for name in names if name in now}}
+        if now == before:
             return before
-        now = {**before, "plan": now["plan"], "commands": facts["commands"]}
     keep(folder, now)
     return now
 
