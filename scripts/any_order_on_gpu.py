@@ -21,6 +21,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from langevin.environment import pick_device
+from langevin.evaluation.quality import Wanted, measure, usual
+from langevin.runs import load
+from langevin.runs.files import write_json
+from langevin.studies import terms, work
+from langevin.studies.plan import slug
+from langevin.studies.recipe import recipe
+from langevin.tasks import TASKS
+
+PLAN = recipe("ar-vs-diffusion").plan("full", (0,))
 JUDGE = "stories15M"
 RATE = {"lr": 1e-3, "muon_lr": 0.01}  # by whole runs: short trials choose larger ones
 TOY = {"layers": 1, "width": 32, "heads": 2, "mlp_width": 64, "context": 64, "batch": 4, "tokens": 2560}
@@ -45,29 +55,15 @@ THREADS, TRIES = 4, 3
 STILL = 0.2  # seconds between looks at who may go on
 
 
-def slug(arm: str) -> str:
-    return arm.replace(" ", "-")
-
-
 def of_recipe() -> dict[str, Any]:
     """The settings of every arm, with the tokens that the FLOPs of the first one pay for."""
-    from langevin.studies import terms
-    from langevin.studies.recipe import recipe
-    from langevin.tasks import TASKS
-
-    plan = recipe("ar-vs-diffusion").plan("full", (0,))
-    data = [TASKS.parse(part.config.task).prepare(part.config, progress=False) for part in plan.parts]
-    plan = terms.equal_in_flops(plan, terms.all_sizes(plan, data))
+    data = [TASKS.parse(part.config.task).prepare(part.config, progress=False) for part in PLAN.parts]
+    plan = terms.equal_in_flops(PLAN, terms.all_sizes(PLAN, data))
     (part,) = plan.parts
     return {arm.name: plan.config(part, arm, 0, **RATE) for arm in part.read_arms}
 
 
 def one_arm(out: Path, arm: str, toy: bool) -> None:
-    from langevin.environment import pick_device
-    from langevin.evaluation.quality import Wanted, measure, usual
-    from langevin.runs import load
-    from langevin.studies import work
-
     config = replace(of_recipe()[arm], **(TOY if toy else {}))
     place, device = out / f"{slug(arm)}.json", pick_device(config.device)
     known: dict[str, Any] = json.loads(place.read_text()) if place.exists() else {"config": asdict(config)}
@@ -76,8 +72,7 @@ def one_arm(out: Path, arm: str, toy: bool) -> None:
 
     def keep(**more: Any) -> None:
         known.update(more)
-        place.with_suffix(".part").write_text(json.dumps(known, ensure_ascii=False))
-        place.with_suffix(".part").replace(place)
+        write_json(place, known)
 
     if "level" not in known:
         keep(level=work.run(config, out / "runs" / slug(arm), THREADS, 2048 if toy else 10**9, False))
@@ -156,10 +151,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("arms", nargs="*", help="default: masked, soft 8, block 4 and ar")
+    names = [arm.name for arm in PLAN.parts[0].read_arms]
+    parser.add_argument("arms", nargs="*", help=f"of {', '.join(names)}; default: {', '.join(WRITTEN)}")
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--alone", action="store_true", help="this arm in this process")
     asked = parser.parse_args()
+    for arm in set(asked.arms) - set(names):
+        parser.error(f"no arm is called {arm!r}: there are {', '.join(names)}")
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.alone:
         one_arm(asked.out, asked.arms[0], asked.toy)

@@ -80,11 +80,15 @@ def compare(
     about |= {"weights": [_weights(part.config.init) for part in plan.parts]}
     about |= {"judge": _weights(plan.judge)} if plan.judge else {}
     facts: dict[str, Any] = {"data": about, "commands": [command] if command else []}
-    known: dict[str, Any] = {part.name: {} for part in plan.parts}
-    for (part_name, arm_name), rows in sizes.items():
-        known[part_name][arm_name] = {row.metric: row.value for row in rows}
+    facts["sizes"] = {
+        part.name: {
+            arm.name: {row.metric: row.value for row in sizes[part.name, arm.name]}
+            for arm in part.read_arms
+        }
+        for part in plan.parts
+    }
     with Lock(folder):
-        facts = settle(plan, folder, {**facts, "sizes": known})
+        facts = settle(plan, folder, facts)
         if workers > 1 and device != "cpu":
             display.say(f"up to {workers} runs at a time share the GPU")
         for part in collect(plan, folder, facts).parts:

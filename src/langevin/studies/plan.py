@@ -337,7 +337,7 @@ def settle(plan: Plan, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
                 "Give the same command to go on with it, more seeds to add them, or another --out.",
             )
         grown = there["seeds"] != before["plan"]["seeds"]
-        names = (*(("plan", "commands") if grown else ()), "sizes")
+        names = ("plan", "commands", "sizes") if grown else ("sizes",)
         now = {**before, **{name: now[name] for name in names if name in now}}
         if now == before:
             return before
