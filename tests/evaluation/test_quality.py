@@ -287,13 +287,13 @@ def test_texts_are_kept_for_the_same_weights_settings_code_and_device(
 ) -> None:
     sampling = replace(quality.usual(model.objective, CONTEXT), tokens=8, temperature=0.9)
     asked: list[int] = []
-    real = quality._write
+    real = quality.write
 
     def counted(*args: Any) -> Any:
         asked.append(len(args[2]))
         return real(*args)
 
-    monkeypatch.setattr(quality, "_write", counted)
+    monkeypatch.setattr(quality, "write", counted)
     first, costs = quality.written(model, sampling, 5, "cpu", lambda *told: None)
     assert asked == [5, 1, 1, 1, 1]
     assert costs["calls_per_text"] == 8

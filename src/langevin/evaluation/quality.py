@@ -335,7 +335,7 @@ def written(
         what, done = f"writing {_name({'temperature': sampling.temperature})}", iter(range(1, count + 1))
         told(what, 0, count)
         requests = [Request("", seed) for seed in range(count)]
-        texts = _write(run, sampling, requests, device, lambda i, text: told(what, next(done), count))
+        texts = write(run, sampling, requests, device, lambda i, text: told(what, next(done), count))
         known = {**about, "costs": _timed(run, sampling, device), "texts": [text.text for text in texts]}
         try:
             place.parent.mkdir(exist_ok=True)
@@ -351,7 +351,7 @@ def at_once(run: Any, device: str) -> int:
     return max(1, min(AT_ONCE, LOGITS_AT_ONCE[kind] // (run.config.context * run.model.config.vocab_size)))
 
 
-def _write(
+def write(
     run: Any,
     sampling: Sampling,
     requests: list[Request],
@@ -379,7 +379,7 @@ def _timed(run: Any, sampling: Sampling, device: str) -> dict[str, float]:
     times, calls = [], []
     for seed in range(1 + TIMED):
         begin = time.perf_counter()
-        (text,) = _write(run, sampling, [Request("", seed)], device)
+        (text,) = write(run, sampling, [Request("", seed)], device)
         times.append(1000 * (time.perf_counter() - begin))
         calls.append(text.calls)
     return {"ms_per_text": statistics.median(times[1:]), "calls_per_text": statistics.mean(calls[1:])}
@@ -412,7 +412,7 @@ def _restored(
         texts = [f"{before}___{after}" if fills else before for before, _, after in asked]
         own: dict[str, Any] = {"infill": tuple(texts)} if fills else {}
         own |= {"temperature": 0.0, "tokens": len(asked[0][1])}
-        found = _write(run, replace(sampling, **own), [Request(text) for text in texts], device)
+        found = write(run, replace(sampling, **own), [Request(text) for text in texts], device)
         right = [
             [sum(a == b for a, b in zip(text.ids, true, strict=False)), len(true)]
             for text, (_, true, _) in zip(found, asked, strict=True)
