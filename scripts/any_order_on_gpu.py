@@ -66,8 +66,8 @@ WRITTEN = {  # other arms: in 32 steps
 TEXTS = {"full": 256}  # of an arm whose calls take ten times as long; elsewhere 1,024
 OTHER_SEEDS = 10**6
 Look = tuple[float, float, float]  # temperature, entropy less that of real text, judge gap
-USUAL_SLOPE = 0.6
-LOOKS, NEAR = 3, 0.008  # at temperatures, until the entropy is so near to that of real text
+USUAL_SLOPE = 0.6  # nats of entropy a unit of temperature
+LOOKS, HALF = 3, 0.05  # at temperatures; and how far from the one found those of the table are
 TIMED = {  # calls of a text, by arm
     "ar": (0,),
     "block 4": (0,),
@@ -107,15 +107,13 @@ class Entropies:
         return statistics.mean(own) if own else 0.0
 
 
-def at_match(looks: list[Look]) -> tuple[float, float, float]:
-    """Temperature and gap at the entropy of real text, on the line through the two looks nearest to it, and
-    nats of entropy a unit of temperature."""
-    near = sorted(looks, key=lambda look: abs(look[1]))[:2]
-    if len(near) < 2:
-        return near[0][0] - near[0][1] / USUAL_SLOPE, near[0][2], USUAL_SLOPE
-    (a, ha, ga), (b, hb, gb) = near
-    share = min(2.0, max(-1.0, -ha / (hb - ha))) if ha != hb else 0.0
-    return a + share * (b - a), ga + share * (gb - ga), min(3.0, max(0.2, (hb - ha) / (b - a)))
+def at_match(looks: list[Look]) -> tuple[float, float]:
+    """Temperature and gap at the entropy of real text, on lines through all looks."""
+    at, entropy, gap = np.array(looks).T
+    if len(looks) < 2 or np.ptp(at) == 0 or np.ptp(entropy) == 0:
+        return float(at[0] - entropy[0] / USUAL_SLOPE), float(gap[0])
+    slope = np.clip(np.polyfit(at, entropy, 1)[0], USUAL_SLOPE / 2, USUAL_SLOPE * 3)
+    return float(at.mean() - entropy.mean() / slope), float(np.polyval(np.polyfit(entropy, gap, 1), 0.0))
 
 
 def tried(run: Any, sampling: Any, entropies: Entropies, judge: Judge, count: int) -> dict[str, Any]:
@@ -127,13 +125,11 @@ def tried(run: Any, sampling: Any, entropies: Entropies, judge: Judge, count: in
         judged = judge.judged([text.text for text in found])
         gap = judged.nll.sum() / judged.tokens.sum() - real.nll.sum() / real.tokens.sum()
         looks.append((at, entropies.of([text.text for text in found]) - entropies.real, float(gap)))
-        if len(looks) > 1 and abs(looks[-1][1]) < NEAR:
-            break
-        matched = at_match(looks)[0]
-        moved = matched - at if abs(matched - at) > 0.01 else 0.03
-        at = round(max(0.5, at + min(0.15, max(-0.15, moved))), 3)
-    names = ("matched", "gap", "slope")
-    return {"sampling": asdict(sampling), "looks": looks, **dict(zip(names, at_match(looks), strict=True))}
+        moved = at_match(looks)[0] - at
+        moved = moved if abs(moved) > HALF / 2 else np.copysign(HALF, moved)  # a line wants some distance
+        at = round(max(0.5, at + min(3 * HALF, max(-3 * HALF, float(moved)))), 3)
+    matched, gap = at_match(looks)
+    return {"sampling": asdict(sampling), "looks": looks, "matched": matched, "gap": gap}
 
 
 def one_arm(out: Path, arm: str, toy: bool) -> None:
@@ -164,15 +160,14 @@ def one_arm(out: Path, arm: str, toy: bool) -> None:
         looks = [tried(run, sampling, entropies, judge, count // 4) for sampling in samplings]
         best = min(range(len(looks)), key=lambda i: looks[i]["gap"])
         print(arm, name, json.dumps(looks), flush=True)
-        half = max(0.04, 0.02 / looks[best]["slope"])
-        temperatures = [round(looks[best]["matched"] + side * half, 2) for side in (-1, 1)]
+        temperatures = [round(looks[best]["matched"] + side, 2) for side in (-HALF, HALF)]
         for _ in range(3):
             wanted = Wanted(count, JUDGE, samplings[best], tuple(temperatures))
             rows, details = measure(run, corpus, "test", wanted, device=device, resamples=300)
             if details["matched"] is not None:
                 break
             lower = "lower" in details["said"].rsplit("Try", 1)[-1]
-            further = temperatures[0] - 2 * half if lower else temperatures[-1] + 2 * half
+            further = temperatures[0] - 2 * HALF if lower else temperatures[-1] + 2 * HALF
             temperatures = sorted([*temperatures, round(further, 2)])
         texts[name] = {"rows": [row.as_dict() for row in rows], **details, "tried": looks}
         keep(texts=texts)
