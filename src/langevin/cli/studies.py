@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import tyro
 
-from langevin.cli.runs import WITHOUT_PREFIX, WithSettings, temperatures_in
+from langevin.cli.evaluate import temperatures_in
+from langevin.cli.runs import WITHOUT_PREFIX, WithSettings
 from langevin.cli.tables import console_for, interval, table_of
 from langevin.errors import UsageError
 from langevin.settings import StudySettings, TrainConfig, check_count, read_numbers, read_seeds

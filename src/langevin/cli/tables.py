@@ -139,3 +139,31 @@ def write_numbers(result: dict[str, Any], file: Path | None) -> None:
     if file is not None:
         file.write_text(json.dumps(result, indent=1) + "\n")
         console_for(stderr=True).print(f"wrote {file}")
+
+
+def show(title: str, task: Any, result: dict[str, Any], elsewhere: list[Any] | None = None) -> None:
+    """What was measured, but for rows that are shown elsewhere."""
+    table = table_of(title, "metric", "value", "95 % interval")
+    table.columns[0].no_wrap = False  # where it is narrow, words fold before numbers are cut
+    rows = [row for row in result["rows"] if row not in (elsewhere or ()) and "class" not in row["at"]]
+    passed = 0  # positions in the ranges so far
+    for row in rows:
+        if len(row["at"]) > 1:
+            continue
+        metric = task.metric(row["metric"])
+        label = f"{metric.label} ({metric.unit})" if metric.unit else metric.label
+        label += " (upper bound)" if row["kind"] == "bound" else ""
+        if not row["at"] and "at" in result:
+            label += f", at length {result['at']:,}"
+        for name, place in row["at"].items():
+            if name == "position":
+                label, passed = f"{label}, positions {passed + 1:,}–{place:,}", place
+            else:
+                label += f", {place:.0%} taken" if name == "gap" else f", {name} {place:,}"
+            label += " (training)" if (name, place) == ("length", result.get("context")) else ""
+        table.add_row(label, f"{row['value']:.4f}", interval(row["low"], row["high"]))
+    console_for().print(table)
+    for more in grid_tables(rows, task):
+        console_for().print(more)
+    for more in class_tables(result, task) if "confusion" in result else ():
+        console_for().print(more)
