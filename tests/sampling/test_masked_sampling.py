@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import langevin
 from enumerable import BlockDenoiser, ExactDenoiser, L, Tokens, V, markov
@@ -334,10 +336,46 @@ def test_a_cache_of_blocks_changes_no_prediction(mixer: str, dtype: torch.dtype,
         mine = hidden[:, here].any(-1) & writing.writing_B
         torch.testing.assert_close(writing.logits_BLV[mine], whole[mine, here], rtol=close, atol=close)
         blocks.add(here.start)
-        writing.stale_B.zero_()
+        writing.stale = False
         writing.step()
     assert blocks == {0, 4, 8, 12}
     assert writing.calls == 16 - 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({}, 90), ({"order": "ancestral"}, 75), ({"order": "ancestral", "remask": "conf", "eta": 0.2}, 170)],
+)
+def test_a_step_launches_few_operations_besides_its_call(
+    options: Any, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU the host launches them one by one while the recorded network waits."""
+    writing = Denoising(tiny().eval(), [Canvas([10] * 24, [True] * 24)], MaskedSampling(**options), [0])
+    counted = Counted()
+    monkeypatch.setattr(writing, "_call", counted.without(writing._call))
+    writing.step()
+    with counted:
+        for _ in range(8):
+            writing.step()
+    assert counted.operations / 8 < most
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations that torch does, but for those of a function."""
+
+    operations, counts = 0, True
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += self.counts
+        return function(*args, **(kwargs or {}))
+
+    def without(self, function: Callable[[], None]) -> Callable[[], None]:
+        def uncounted() -> None:
+            self.counts = False
+            function()
+            self.counts = True
+
+        return uncounted
 
 
 def test_whole_blocks_of_a_prompt_are_read_at_once() -> None:

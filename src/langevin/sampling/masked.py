@@ -239,6 +239,7 @@ class Denoising:
         self.model, self.sampling, self.share, self.watched = model, sampling, masked_share, watched
         self.mask, self.warpers = model.config.vocab_size - 1, warpers(sampling)
         self.remasks, device = sampling.remask != "none", model.device
+        self.weighs = watched is not None or sampling.remask == "conf"  # how sure it was of what it wrote
         lengths = {len(canvas.tokens) for canvas in canvases}
         L = max(lengths)
 
@@ -251,13 +252,16 @@ class Denoising:
         self.padded = block is None and len(lengths) > 1
         self.seed_B = torch.tensor(seeds, device=device)
         self.place_L = torch.arange(L, device=device)
-        self.numbers_2BL = [uniform(self.seed_B, self.place_L, which) for which in (0, 1)]
+        self.which_211 = torch.arange(2, device=device)[:, None, None]
+        self.numbers_2BL = self.anew_2BN = uniform(self.seed_B, self.place_L, self.which_211)
         self.ends = torch.tensor(ends, dtype=torch.long, device=device)
         self.forbidden = torch.tensor(forbidden, dtype=torch.long, device=device)
         self.asked_B = self.asked_BL.sum(-1)
         self.calls = 0  # of the network
         self.writing_B = torch.ones_like(self.asked_B, dtype=torch.bool)  # texts that are not whole
         self.stale_B = self.writing_B.clone()  # whose prediction is that of an earlier state
+        self.stale = True  # whether there are any
+        self.finite = self.writing_B.all()  # whether what was drawn from is
         self.logits_BLV: Tensor | None = None  # of the block at hand
         self.confidence_BL = (self.ids_BL != self.mask).double()
         self.committed_BL = torch.where(self.ids_BL == self.mask, -1, 0)
@@ -269,6 +273,7 @@ class Denoising:
         stream = torch.cuda.Stream(device) if self.replays and device.type == "cuda" else None
         self.all_rows = self.cache is not None or stream is not None  # shapes stay what they are
         self.read = Replayed(self._read, stream, after=WARM, what="calls of the network")
+        self._look()
         given = int(self.open_BL.any(0).byte().argmax()) // self.block * self.block
         if given:  # whole blocks of all texts
             seen = two_parts(given, self.block, device)[..., :given, :given]
@@ -276,55 +281,57 @@ class Denoising:
         self._go_to(given)
         self._show(self.writing_B)
 
-    @property
-    def open_BL(self) -> Tensor:
-        """What is asked for and not committed."""
-        return self.asked_BL & (self.ids_BL == self.mask)
-
-    @property
-    def end_B(self) -> Tensor:
-        """Where texts end: with the first token that ends one, or where nothing more is known or asked."""
-        known_BL = self.asked_BL | (self.ids_BL != self.mask)
-        last_B = torch.where(known_BL, self.place_L, -1).amax(-1)
+    def _look(self) -> None:
+        """What is asked for and not committed; where texts end, with the first token that ends one, or
+        where nothing more is known or asked; and what is open before that."""
+        known_BL = self.ids_BL != self.mask
+        self.open_BL = self.asked_BL & ~known_BL
+        last_B = torch.where(self.asked_BL | known_BL, self.place_L, -1).amax(-1)
         over_BL = torch.isin(self.ids_BL, self.ends) & self.asked_BL
         first_B = torch.where(over_BL, self.place_L, len(self.place_L)).amin(-1)
-        return torch.minimum(first_B, last_B) + 1
-
-    @property
-    def missing_BL(self) -> Tensor:
-        """What is open before the end."""
-        return self.open_BL & (self.place_L < self.end_B[:, None])
+        self.end_B = torch.minimum(first_B, last_B) + 1
+        self.missing_BL = self.open_BL & (self.place_L < self.end_B[:, None])
 
     @torch.no_grad()
     def step(self) -> list[int]:
-        self._predict()
-        here = self.here
+        """On a GPU every question that the host asks waits for all that was launched: there are three."""
+        if self.stale:
+            self._predict()
         chosen_BN, opened_BN = self._chosen()
         if self.sampling.sweeps:
             chosen_BN = torch.where(self.turn_B[:, None] > 0, self.missing_BL, chosen_BN)
-        changed_B = (chosen_BN | opened_BN).any(-1)
-        if bool(changed_B.any()):
-            self.shown_B += changed_B
-            self._commit(chosen_BN)
-            self.ids_BL[:, here].masked_fill_(opened_BN, self.mask)
-            self.committed_BL[:, here].masked_fill_(opened_BN, -1)
-            self._show(changed_B)
+        changed_B = (chosen_BN if opened_BN is None else chosen_BN | opened_BN).any(-1)
+        self.shown_B += changed_B
+        row_R, at_R = chosen_BN.nonzero(as_tuple=True)
+        if len(row_R):
+            self._commit(row_R, at_R)
+        if opened_BN is not None:
+            self.ids_BL[:, self.here].masked_fill_(opened_BN, self.mask)
+            self.committed_BL[:, self.here].masked_fill_(opened_BN, -1)
+        self._look()
+        self._show(changed_B)
         self.taken += 1
-        whole_B = self.writing_B & ~self.missing_BL.any(-1) & (self.end_B <= here.stop)
-        going_B = self.open_BL[:, here].any(-1)
+        whole_B = self.writing_B & ~self.missing_BL.any(-1)
+        going_B = self.writing_B
+        if self.remasks or self.cache is not None:
+            going_B = self.open_BL[:, self.here].any(-1)
+            whole_B &= self.end_B <= self.here.stop
         if self.remasks:
             going_B |= self.taken < self.steps_B
             whole_B &= ~going_B
-        swept_B = whole_B & (self.turn_B < TURNS * self.sampling.sweeps)
-        if bool(swept_B.any()):
+        if self.sampling.sweeps:
+            swept_B = whole_B & (self.turn_B < TURNS * self.sampling.sweeps)
             changed_B = torch.where(swept_B, self._sweep(swept_B), changed_B)
             whole_B &= ~swept_B
         self.writing_B &= ~whole_B
         self.stale_B.copy_(changed_B & self.writing_B)
-        whole: list[int] = whole_B.nonzero().flatten().tolist()
-        if self.cache is not None and not bool((going_B & self.writing_B).any()):
+        ways = torch.stack([self.finite, self.stale_B.any(), (going_B & self.writing_B).any()])
+        finite, self.stale, going, *whole = torch.cat([ways, whole_B]).tolist()
+        if not finite:
+            raise Diverged("the model's predictions are not finite", "Try an earlier checkpoint.")
+        if self.cache is not None and not going:
             self._next_block()
-        return whole
+        return [row for row, done in enumerate(whole) if done]
 
     def _sweep(self, some_B: Tensor) -> Tensor:
         """Open the tokens of some texts whose turn it is, none of them the end; which texts have any."""
@@ -333,6 +340,7 @@ class Denoising:
         open_BL = here_BL & turn_BL & ~torch.isin(self.ids_BL, self.ends)
         self.ids_BL.masked_fill_(open_BL, self.mask)
         self.turn_B += some_B
+        self._look()
         return open_BL.any(-1)
 
     def _next_block(self) -> None:
@@ -355,14 +363,13 @@ class Denoising:
                 self.steps_B = torch.minimum(self.steps_B, self.first_B)
         self.steps_B = self.steps_B.clamp_min(1)
         self.stale_B.copy_(self.writing_B & (self.first_B > 0))
+        self.stale = bool(self.stale_B.any())
 
     def _steps_for(self, tokens_B: Tensor) -> Tensor:
         return (self.sampling.steps * tokens_B / self.asked_B).round().long()
 
     def _predict(self) -> None:
         """Logits of the texts that changed."""
-        if not bool(self.stale_B.any()):
-            return
         self._call()
         if self.watched is not None:
             assert self.logits_BLV is not None
@@ -399,70 +406,72 @@ class Denoising:
         before (None: none)."""
         return {"input_ids": self.input_BN[some_B]}
 
-    def _chosen(self) -> tuple[Tensor, Tensor]:
+    def _chosen(self) -> tuple[Tensor, Tensor | None]:
         """Which open positions are committed in this step, and which committed ones are opened, (B, N)."""
         sampling, here = self.sampling, self.here
-        order = sampling.order
-        here_BN = self.asked_BL[:, here] & self.writing_B[:, None]
-        committed_BN = here_BN & (self.ids_BL[:, here] != self.mask)
-        open_BN, none_BN = here_BN & ~committed_BN, torch.zeros_like(here_BN)
-        who_BN = self._uniform(0)
-        times = (
-            (1 - at / self.steps_B[:, None].double()).clamp_min(0) for at in (self.taken, self.taken + 1)
-        )
-        if sampling.remask == "loop":
-            times = (looped(t) for t in times)
-        now_B1, then_B1 = times
-        if self.remasks:
-            m_B1, after_B1, p_BN = self.share(now_B1), self.share(then_B1), self.confidence_BL[:, here]
-            opens, commits_B1 = remasking(sampling.remask, sampling.eta, m_B1, after_B1, p_BN, committed_BN)
-            return open_BN & (who_BN < commits_B1), committed_BN & (who_BN < opens)
+        order, who_BN, writing_B1 = sampling.order, self._uniform(0), self.writing_B[:, None]
         if order == "ancestral":
-            return open_BN & (who_BN >= self.share(then_B1)), none_BN
-        open_BN = open_BN & (self.place_L[here] < self.end_B[:, None])  # nobody reads on
+            times = (
+                (1 - at / self.steps_B[:, None].double()).clamp_min(0)
+                for at in (self.taken, self.taken + 1)
+            )
+            if sampling.remask == "loop":
+                times = (looped(t) for t in times)
+            m_B1, after_B1 = (self.share(t) for t in times)
+            open_BN = self.open_BL[:, here] & writing_B1
+            if not self.remasks:
+                return open_BN & (who_BN >= after_B1), None
+            committed_BN, p_BN = (self.asked_BL & ~self.open_BL)[:, here] & writing_B1, self.confidence_BL
+            opens, commits_B1 = remasking(
+                sampling.remask, sampling.eta, m_B1, after_B1, p_BN[:, here], committed_BN
+            )
+            return open_BN & (who_BN < commits_B1), committed_BN & (who_BN < opens)
+        open_BN = self.missing_BL[:, here] & writing_B1  # nobody reads on behind the end
         number_BN, count_B1 = open_BN.cumsum(-1) - 1, open_BN.sum(-1, keepdim=True)
-        left_B1 = count_B1 if order == "threshold" else (self.steps_B[:, None] - self.taken).clamp_min(1)
+        left_B1 = count_B1 if order == "threshold" else self.steps_B[:, None] - self.taken
         commits_B1 = -(-count_B1 // left_B1.clamp_min(1))
         if sampling.window:
             count_B1 = torch.minimum(count_B1, commits_B1.clamp_min(sampling.window))
             open_BN = open_BN & (number_BN < count_B1)
-        score_BN = who_BN
-        if order != "first-hitting":
+        if order == "first-hitting":
+            score_BN = torch.where(open_BN, who_BN, -torch.inf)
+        else:
             assert self.logits_BLV is not None
-            score_BN = torch.zeros_like(who_BN)
-            score_BN[open_BN] = certainty(self.logits_BLV[open_BN], order).double()
-        score_BN = torch.where(open_BN, score_BN, -torch.inf)
+            some, score_BN = open_BN.nonzero(as_tuple=True), torch.full_like(who_BN, -torch.inf)
+            score_BN[some] = certainty(self.logits_BLV[some], order).double()
         group_BN = (number_BN * commits_B1 // count_B1.clamp_min(1)).clamp_min(0)
         chosen_BN = best_of_each(score_BN, group_BN)
         if order == "threshold":
             chosen_BN |= score_BN > sampling.threshold
-        return open_BN & chosen_BN, none_BN
+        return open_BN & chosen_BN, None
 
-    def _commit(self, chosen_BN: Tensor) -> None:
-        """Draw tokens for some positions."""
+    def _commit(self, row_R: Tensor, at_R: Tensor) -> None:
+        """Draw tokens for some positions of the block at hand."""
         assert self.logits_BLV is not None
-        logits_RV = self.logits_BLV[chosen_BN]
-        p_RV = logits_RV.softmax(-1, dtype=torch.float64)
-        if bool(p_RV[:, 0].isnan().any()):
-            raise Diverged("the model's predictions are not finite", "Try an earlier checkpoint.")
+        logits_RV = raw_RV = self.logits_BLV[row_R, at_R]
+        self.finite = raw_RV.amax(-1).isfinite().all()
         if self.sampling.sweeps:
-            swept_R = (self.turn_B[:, None] > 0).expand_as(chosen_BN)[chosen_BN]
-            logits_RV = logits_RV.index_fill(-1, self.ends, -torch.inf).where(swept_R[:, None], logits_RV)
+            swept_R1 = self.turn_B[row_R, None] > 0
+            logits_RV = torch.where(swept_R1, raw_RV.index_fill(-1, self.ends, -torch.inf), raw_RV)
         for warper in self.warpers:
             logits_RV = warper(None, logits_RV)
         token_R = logits_RV.argmax(-1)
         if self.sampling.temperature:
-            token_R = drawn(logits_RV, self._uniform(1)[chosen_BN][:, None])[:, 0]
-        self.ids_BL[:, self.here][chosen_BN] = token_R
-        self.confidence_BL[:, self.here][chosen_BN] = p_RV.gather(-1, token_R[:, None])[:, 0]
-        committed_BN = self.committed_BL[:, self.here]
-        committed_BN.copy_(torch.where(chosen_BN, self.shown_B[:, None], committed_BN))
+            token_R = drawn(logits_RV, self._uniform(1)[row_R, at_R][:, None])[:, 0]
+        at_R = at_R + self.here.start
+        self.ids_BL[row_R, at_R] = token_R
+        if self.weighs:
+            p_RV = raw_RV.softmax(-1, dtype=torch.float64)
+            self.confidence_BL[row_R, at_R] = p_RV.gather(-1, token_R[:, None])[:, 0]
+            self.committed_BL[row_R, at_R] = self.shown_B[row_R]
 
     def _uniform(self, which: int) -> Tensor:
         once_BN = self.numbers_2BL[which][:, self.here]
         if not self.remasks and not self.sampling.sweeps:
             return once_BN
-        anew_BN = uniform(self.seed_B, self.place_L[self.here], 2 * self.taken + which)
+        if which == 0:  # which is asked for first
+            self.anew_2BN = uniform(self.seed_B, self.place_L[self.here], 2 * self.taken + self.which_211)
+        anew_BN = self.anew_2BN[which]
         return anew_BN if self.remasks else torch.where(self.turn_B[:, None] > 0, anew_BN, once_BN)
 
     def _show(self, some_B: Tensor) -> None:

@@ -39,8 +39,9 @@ Remask = Literal["none", "cap", "rescale", "conf", "loop"]
 LOOP_FROM, LOOP_TO, LOOP_TIME = 0.55, 0.05, 0.1
 
 
-def uniform(seed_B: Tensor, place_N: Tensor, counter: int) -> Tensor:
-    """(B, N), in [0, 1): a function of a text's seed, the position and a counter alone (splitmix64)."""
+def uniform(seed_B: Tensor, place_N: Tensor, counter: int | Tensor) -> Tensor:
+    """(B, N), in [0, 1): a function of a text's seed, the position and a counter alone (splitmix64); of C
+    counters (C, 1, 1) at once (C, B, N)."""
     bits = _mixed(_mixed(seed_B)[:, None] + (counter << 32) + place_N)
     return _shifted(bits, 11).double() * 2.0**-53
 
