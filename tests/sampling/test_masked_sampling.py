@@ -417,11 +417,14 @@ def test_what_was_written_leaves_no_memory_behind() -> None:
         gc.enable()
 
 
-def test_a_model_that_diverged_writes_nothing() -> None:
+@pytest.mark.parametrize("watched", [None, lambda row, step: None])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_p": 0.9}, {"steps": 1, "sweeps": 1}])
+def test_a_model_that_diverged_writes_nothing(options: Any, watched: Any) -> None:
     model = tiny().eval()
     torch.nn.init.constant_(model.lm_head.weight, torch.nan)
+    canvas, sampling = Canvas([10] * 4, [True] * 4), MaskedSampling(**options)
     with pytest.raises(Diverged, match="not finite"):
-        Denoising(model, [Canvas([10] * 4, [True] * 4)], MaskedSampling(), [0]).step()
+        Denoising(model, [canvas], sampling, [0], watched=watched).step()
 
 
 @pytest.mark.parametrize("block", [None, 4])

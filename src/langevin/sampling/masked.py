@@ -327,8 +327,7 @@ class Denoising:
         self.stale_B.copy_(changed_B & self.writing_B)
         ways = torch.stack([self.finite, self.stale_B.any(), (going_B & self.writing_B).any()])
         finite, self.stale, going, *whole = torch.cat([ways, whole_B]).tolist()
-        if not finite:
-            raise Diverged("the model's predictions are not finite", "Try an earlier checkpoint.")
+        self._refuse_unless(finite)
         if self.cache is not None and not going:
             self._next_block()
         return [row for row, done in enumerate(whole) if done]
@@ -461,9 +460,14 @@ class Denoising:
         at_R = at_R + self.here.start
         self.ids_BL[row_R, at_R] = token_R
         if self.weighs:
+            self._refuse_unless(bool(self.finite))  # what was drawn of NaN has no probability
             p_RV = raw_RV.softmax(-1, dtype=torch.float64)
             self.confidence_BL[row_R, at_R] = p_RV.gather(-1, token_R[:, None])[:, 0]
             self.committed_BL[row_R, at_R] = self.shown_B[row_R]
+
+    def _refuse_unless(self, finite: bool) -> None:
+        if not finite:
+            raise Diverged("the model's predictions are not finite", "Try an earlier checkpoint.")
 
     def _uniform(self, which: int) -> Tensor:
         once_BN = self.numbers_2BL[which][:, self.here]
