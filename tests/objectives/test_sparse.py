@@ -393,7 +393,7 @@ def test_a_text_is_the_same_whether_all_are_read_in_a_call_or_those_that_changed
     for all_rows in (False, True):
         sampling = MaskedSampling(order="ancestral", steps=30, sweeps=sweeps)
         writing = known["denoising"](model, canvases, sampling, [1, 2, 3, 4], known["masked_share"])
-        writing.all_rows = all_rows
+        writing.all_rows, writing.weighs = all_rows, True
         while bool(writing.writing_B.any()):
             writing.step()
         found.append((writing.ids_BL, writing.confidence_BL))

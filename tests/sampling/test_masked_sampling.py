@@ -418,7 +418,13 @@ def test_what_was_written_leaves_no_memory_behind() -> None:
 
 
 @pytest.mark.parametrize("watched", [None, lambda row, step: None])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_p": 0.9}, {"steps": 1, "sweeps": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({}, {"temperature": 0.0}, {"top_p": 0.9}, {"steps": 1, "sweeps": 1}),
+        {"steps": 1, "order": "ancestral", "remask": "conf", "eta": 0.2},
+    ],
+)
 def test_a_model_that_diverged_writes_nothing(options: Any, watched: Any) -> None:
     model = tiny().eval()
     torch.nn.init.constant_(model.lm_head.weight, torch.nan)

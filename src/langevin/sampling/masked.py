@@ -122,7 +122,7 @@ def generate(
     batch: int = 16,
     streamer: BaseStreamer | None = None,
     finished: Callable[[int, Text], None] = lambda index, text: None,
-    stepped: Callable[[range, int], None] = lambda texts, tokens: None,
+    stepped: Callable[[range, int], None] | None = None,
     note: Callable[[str], None] = lambda text: None,
     watched: Callable[[int, Step], None] | None = None,
 ) -> list[Text]:
@@ -167,7 +167,8 @@ def generate(
                 new = writing.ids_BL[row, : end[row]].tolist()
                 texts[i] = ended(tokenizer, requests[i], canvases[i], new, ends, sampling, writing.calls)
                 finished(i, texts[i])
-            stepped(rows, int((writing.asked_BL & ~writing.open_BL).sum(-1).max()))
+            if stepped is not None:
+                stepped(rows, int((writing.asked_BL & ~writing.open_BL).sum(-1).max()))
         if streamer is not None:
             streamer.put(torch.tensor([tokenizer(texts[first].text, add_special_tokens=False).input_ids]))
             streamer.end()
@@ -202,8 +203,9 @@ def rewritten(
     ids_BL = torch.where(open_BL, model.config.vocab_size - 1, tokens_BL)
     canvases = [Canvas(ids_BL[row].tolist(), asked_BL[row].tolist()) for row in rows]
     writing = (denoising or Denoising)(model, canvases, sampling, rows, masked_share, block)
-    while bool(writing.writing_B.any()):
-        writing.step()
+    left = len(rows)
+    while left:
+        left -= len(writing.step())
     found_BL[rows] = writing.ids_BL.to(found_BL.dtype)
     return found_BL
 
@@ -283,7 +285,7 @@ class Denoising:
 
     def _look(self) -> None:
         """What is asked for and not committed; where texts end, with the first token that ends one, or
-        where nothing more is known or asked; and what is open before that."""
+        where nothing more is known or asked; and what is open before that. For whoever changes ids_BL."""
         known_BL = self.ids_BL != self.mask
         self.open_BL = self.asked_BL & ~known_BL
         last_B = torch.where(self.asked_BL | known_BL, self.place_L, -1).amax(-1)
@@ -294,7 +296,8 @@ class Denoising:
 
     @torch.no_grad()
     def step(self) -> list[int]:
-        """On a GPU every question that the host asks waits for all that was launched: there are three."""
+        """On a GPU every question that the host asks waits for all that was launched: there are up to
+        three, and more at the end of a block or where somebody watches."""
         if self.stale:
             self._predict()
         chosen_BN, opened_BN = self._chosen()
@@ -406,7 +409,8 @@ class Denoising:
         return {"input_ids": self.input_BN[some_B]}
 
     def _chosen(self) -> tuple[Tensor, Tensor | None]:
-        """Which open positions are committed in this step, and which committed ones are opened, (B, N)."""
+        """Which open positions are committed in this step, and which committed ones are opened (None: none
+        ever is), (B, N)."""
         sampling, here = self.sampling, self.here
         order, who_BN, writing_B1 = sampling.order, self._uniform(0), self.writing_B[:, None]
         if order == "ancestral":
