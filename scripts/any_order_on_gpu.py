@@ -166,8 +166,9 @@ def one_arm(out: Path, arm: str, toy: bool) -> None:
             rows, details = measure(run, corpus, "test", wanted, device=device, resamples=300)
             if details["matched"] is not None:
                 break
-            lower = "lower" in details["said"].rsplit("Try", 1)[-1]
-            further = temperatures[0] - 2 * HALF if lower else temperatures[-1] + 2 * HALF
+            real, *written = (row.value for row in rows if row.metric == "unigram_entropy")
+            warm = min(written, default=real) > real
+            further = temperatures[0] - 2 * HALF if warm else temperatures[-1] + 2 * HALF
             temperatures = sorted([*temperatures, round(further, 2)])
         texts[name] = {"rows": [row.as_dict() for row in rows], **details, "tried": looks}
         keep(texts=texts)

@@ -453,6 +453,8 @@ class Denoising:
         assert self.logits_BLV is not None
         logits_RV = raw_RV = self.logits_BLV[row_R, at_R]
         self.finite = raw_RV.amax(-1).isfinite().all()
+        if self.weighs:  # what is drawn of NaN has no probability
+            self._refuse_unless(bool(self.finite))
         if self.sampling.sweeps:
             swept_R1 = self.turn_B[row_R, None] > 0
             logits_RV = torch.where(swept_R1, raw_RV.index_fill(-1, self.ends, -torch.inf), raw_RV)
@@ -464,7 +466,6 @@ class Denoising:
         at_R = at_R + self.here.start
         self.ids_BL[row_R, at_R] = token_R
         if self.weighs:
-            self._refuse_unless(bool(self.finite))  # what was drawn of NaN has no probability
             p_RV = raw_RV.softmax(-1, dtype=torch.float64)
             self.confidence_BL[row_R, at_R] = p_RV.gather(-1, token_R[:, None])[:, 0]
             self.committed_BL[row_R, at_R] = self.shown_B[row_R]
@@ -485,9 +486,8 @@ class Denoising:
     def _show(self, some_B: Tensor) -> None:
         if self.watched is None:
             return
-        end_B = self.end_B
         for row in some_B.nonzero().flatten().tolist():
-            own = slice(int(end_B[row]))
+            own = slice(int(self.end_B[row]))
             committed = [None if at < 0 else at for at in self.committed_BL[row, own].tolist()]
             step = Step(self.ids_BL[row, own].tolist(), self.confidence_BL[row, own].tolist(), committed)
             self.watched(row, step)
