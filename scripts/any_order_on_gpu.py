@@ -113,7 +113,8 @@ def at_match(looks: list[Look]) -> tuple[float, float]:
     if len(looks) < 2 or np.ptp(at) == 0 or np.ptp(entropy) == 0:
         return float(at[0] - entropy[0] / USUAL_SLOPE), float(gap[0])
     slope = np.clip(np.polyfit(at, entropy, 1)[0], USUAL_SLOPE / 2, USUAL_SLOPE * 3)
-    return float(at.mean() - entropy.mean() / slope), float(np.polyval(np.polyfit(entropy, gap, 1), 0.0))
+    matched = np.clip(at.mean() - entropy.mean() / slope, at.min() - 3 * HALF, at.max() + 3 * HALF)
+    return float(matched), float(np.polyval(np.polyfit(entropy, gap, 1), 0.0))
 
 
 def tried(run: Any, sampling: Any, entropies: Entropies, judge: Judge, count: int) -> dict[str, Any]:
