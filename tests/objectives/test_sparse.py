@@ -24,7 +24,8 @@ from langevin.objectives import generator_of
 from langevin.objectives.masked import LEAST_TIME, Masked
 from langevin.objectives.sparse import WRONG, Sparse, likeliest, slots
 from langevin.runs import train
-from langevin.sampling.masked import Canvas, MaskedSampling
+from langevin.sampling.canvas import Canvas
+from langevin.sampling.masked import MaskedSampling
 from langevin.sampling.text import Request
 from langevin.studies import work
 from training.small_run import dying_at_step, fingerprint, small, train_in_a_process

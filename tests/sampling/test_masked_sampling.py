@@ -21,9 +21,10 @@ from langevin import cli
 from langevin.errors import Diverged, UsageError
 from langevin.objectives.masked import Masked
 from langevin.runs import train
-from langevin.sampling import masked
+from langevin.sampling import denoising
 from langevin.sampling.canvas import Canvas
-from langevin.sampling.masked import Denoising, MaskedSampling, generate
+from langevin.sampling.denoising import Denoising
+from langevin.sampling.masked import MaskedSampling, generate
 from langevin.sampling.orders import remasking
 from langevin.sampling.text import Request, Step, Text
 from objectives.test_masked import tiny
@@ -134,7 +135,7 @@ def test_block_after_block_samples_from_the_truth(
     block: int, floor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a call for each token, and one more to keep a block that another follows."""
-    monkeypatch.setattr(masked, "StaticCache", Tokens)
+    monkeypatch.setattr(denoising, "StaticCache", Tokens)
     model = markov(BlockDenoiser)
     texts = written(model, block=block, order="first-hitting")
     assert model.distance(texts) < floor + 0.02

@@ -10,7 +10,7 @@ import torch
 
 from langevin.kernels.view import wide
 from langevin.objectives.sparse import likeliest, slots
-from langevin.sampling.masked import Denoising
+from langevin.sampling.denoising import Denoising
 from langevin.sampling.orders import uniform
 
 FIRST = 1 << 24  # of the counters of candidates: below it are those of commits
