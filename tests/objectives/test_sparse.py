@@ -384,6 +384,19 @@ def test_open_positions_carry_their_last_prediction_and_nothing_without_one() ->
     assert not torch.equal(p[0], before["probabilities"][0])  # of the others it is newer
 
 
+def test_a_given_token_that_a_sweep_opens_carries_nothing_the_first_time() -> None:
+    model = Exact(full=False)
+    writing = denoising(SOFT, model, Canvas([0] * L, [True] * L), 1, sweeps=2)
+    ever = torch.zeros(L, dtype=torch.bool)
+    while bool(writing.writing_B.any()):
+        opened, calls = writing.open_BL[0].clone(), len(model.read)
+        writing.step()
+        for _, p in model.read[calls:]:
+            assert torch.equal(p[0].any(-1) & opened, ever & opened)
+            ever |= opened
+    assert ever.all()
+
+
 @pytest.mark.parametrize("sweeps", [0, 2])
 def test_a_text_is_the_same_whether_all_are_read_in_a_call_or_those_that_changed(sweeps: int) -> None:
     """A prediction that stands is not read again, with itself for feedback; nor is a text of which a turn
