@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from langevin.evaluation import classes
+from langevin.evaluation.likelihood import wilson
 
 NAMES = ["a", "b", "c"]
 
@@ -53,6 +54,22 @@ def test_an_oracle_is_right_and_calibrated() -> None:
     assert found["accuracy"] == found["macro_f1"] == 1
     assert found["nll"] == pytest.approx(0, abs=1e-6)
     assert found["ece"] == pytest.approx(0, abs=1e-6)
+    share = wilson(30, 30)
+    assert rows[0].low == share.low
+    assert 0.88 < rows[0].low < 0.9  # thirty right answers are no proof of all
+    low = {row.metric: row.low for row in rows if row.at == {"class": "a"}}
+    of_ten = wilson(10, 10).low
+    assert low == pytest.approx({"precision": of_ten, "recall": of_ten, "f1": 2 * of_ten / (1 + of_ten)})
+
+
+def test_a_class_that_is_never_said_has_no_precision_to_be_sure_of() -> None:
+    labels = torch.arange(30) % 3
+    logits = torch.tensor([1.0, 0.0, -1.0]).repeat(30, 1)
+    rows, _ = classes.measure(logits, labels, NAMES, 1.0, 20)
+    of_c = {row.metric: row for row in rows if row.at == {"class": "c"}}
+    assert [row.value for row in of_c.values()] == [0, 0, 0]
+    assert of_c["precision"].low is None
+    assert of_c["recall"].high == pytest.approx(0.2775, abs=1e-4)
 
 
 def test_the_temperature_undoes_a_scale() -> None:

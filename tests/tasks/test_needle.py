@@ -15,7 +15,8 @@ from torch import nn
 
 import langevin
 from langevin import cli
-from langevin.evaluation.retrieval import KEYS, wilson
+from langevin.evaluation.likelihood import wilson
+from langevin.evaluation.retrieval import KEYS
 from langevin.settings import TrainConfig
 from langevin.tasks import TASKS
 from training.small_run import TEXT, dying_at_step, fingerprint, train_in_a_process

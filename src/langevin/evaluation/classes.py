@@ -2,7 +2,8 @@
 
     precision_c = right / said c,     recall_c = right / is c,     F1_c = 2 right / (said c + is c)
 
-Macro-F1 is the mean over classes. Every number has a 95 % interval by resampling texts.
+Macro-F1 is the mean over classes. Numbers have 95 % intervals: shares of texts Wilson's (F1 = 2s / (1 + s),
+where s of those that are c or were said to be are right), the others by resampling texts.
 
 N texts, C classes.
 """
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from langevin.data.reading import classified
 from langevin.evaluation import calibration, likelihood
-from langevin.evaluation.likelihood import Estimate
+from langevin.evaluation.likelihood import Estimate, wilson
 from langevin.evaluation.rows import Row
 
 MISTAKES = 10
@@ -40,11 +41,11 @@ def confusion(truth_N: NDArray[Any], said_N: NDArray[Any], classes: int) -> NDAr
     return np.bincount(truth_N * classes + said_N, minlength=classes**2).reshape(classes, classes)
 
 
-def by_class(table: NDArray[Any]) -> dict[str, NDArray[np.float64]]:
-    """Precision, recall and F1 of (..., C, C): 0 where there is nothing to divide by."""
-    right, said, true = np.diagonal(table, 0, -2, -1), table.sum(-2), table.sum(-1)
-    parts = {"precision": (right, said), "recall": (right, true), "f1": (2 * right, said + true)}
-    return {name: above / np.maximum(below, 1) for name, (above, below) in parts.items()}
+def f1(table: NDArray[Any]) -> NDArray[np.float64]:
+    """Of each class of (..., C, C): 0 where there is nothing to divide by."""
+    there = table.sum(-2) + table.sum(-1)
+    scores: NDArray[np.float64] = 2 * np.diagonal(table, 0, -2, -1) / np.maximum(there, 1)
+    return scores
 
 
 def measure(
@@ -53,7 +54,7 @@ def measure(
     """Rows of what a model says at its temperature, and what of it also at 1; and details."""
     model, windows = as_windows(logits_NC, labels_N)
     plain, scaled = likelihood.score_at(model, windows, (1.0, temperature), device="cpu")
-    found, before = (likelihood.summary(scores, resamples=resamples) for scores in (scaled, plain))
+    found, before = (likelihood.summary(scores, resamples=resamples).nll for scores in (scaled, plain))
     sure, unsure = (
         calibration.measure(scores, resamples=resamples, simulations=resamples)
         for scores in (scaled, plain)
@@ -61,26 +62,28 @@ def measure(
     truth, said = labels_N.numpy(), logits_NC.argmax(-1).numpy()
     table = confusion(truth, said, len(names))
     drawn = np.random.default_rng(0).multinomial(len(truth), table.ravel() / len(truth), resamples)
-    again = by_class(drawn.reshape(-1, *table.shape))
-    scores = by_class(table)
-    macro = Estimate(float(scores["f1"].mean()), *np.percentile(again["f1"].mean(-1), (2.5, 97.5)).tolist())
-    assert found.accuracy is not None
+    again = f1(drawn.reshape(-1, *table.shape)).mean(-1)
+    macro = Estimate(float(f1(table).mean()), *np.percentile(again, (2.5, 97.5)).tolist())
     rows = [
-        Row.of("accuracy", found.accuracy, "exact", len(truth)),
+        Row.of("accuracy", wilson(int(np.trace(table)), len(truth)), "exact", len(truth)),
         Row.of("macro_f1", macro, "exact", len(truth)),
-        Row.of("nll", found.nll, "exact", len(truth)),
+        Row.of("nll", found, "exact", len(truth)),
         Row.of("ece", sure.ece, "diagnostic", len(truth)),
         Row.of("brier", sure.brier, "diagnostic", len(truth)),
-        Row.of("plain_nll", before.nll, "exact", len(truth)),
+        Row.of("plain_nll", before, "exact", len(truth)),
         Row.of("plain_ece", unsure.ece, "diagnostic", len(truth)),
         Row("ece_floor", sure.ece_floor.mean, "diagnostic"),
         Row("temperature", temperature, "diagnostic"),
     ]
-    for name, values in scores.items():
-        ends = np.percentile(again[name], (2.5, 97.5), axis=0)
-        for label, value, low, high, true in zip(names, values, *ends, table.sum(-1), strict=True):
-            estimate = Estimate(float(value), float(low), float(high))
-            rows.append(Row.of(name, estimate, "exact", int(true), {"class": label}))
+    for i, label in enumerate(names):
+        right, said_so, true = int(table[i, i]), int(table[:, i].sum()), int(table[i].sum())
+        either = wilson(right, said_so + true - right)  # of those that are or were said to be of it
+        for name, share in (
+            ("precision", wilson(right, said_so)),
+            ("recall", wilson(right, true)),
+            ("f1", either.map(lambda x: 2 * x / (1 + x))),
+        ):
+            rows.append(Row.of(name, share, "exact", true, {"class": label}))
     for label, counts in zip(names, table, strict=True):
         for other, count in zip(names, counts, strict=True):
             total, at = int(counts.sum()), {"class": label, "predicted": other}

@@ -202,6 +202,20 @@ class Estimate:
         return Estimate(increasing(self.value), low, high)
 
 
+def wilson(right: float, of: int) -> Estimate:
+    """A share of independent answers with Wilson's 95 % interval, which has a width even where all are
+    right; of none it is 0, without an interval.
+
+    (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n),    z = 1.96
+    """
+    if not of:
+        return Estimate(0.0, None, None)
+    z, p = 1.959964, right / of
+    middle, half = p + z * z / (2 * of), z * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of))
+    low, high = ((middle + side * half) / (1 + z * z / of) for side in (-1, 1))
+    return Estimate(p, min(p, max(0.0, low)), max(p, min(1.0, high)))
+
+
 def per_unit(
     numbers_KN: NDArray[Any], unit_N: NDArray[np.int64], bin_N: NDArray[np.int64] | int = 0, bins: int = 1
 ) -> NDArray[np.float64]:

@@ -1,7 +1,5 @@
 """How often what was hidden is found: rows by length and depth, with exact counts and Wilson intervals.
 
-    (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n),    z = 1.96
-
 Also needles in words, for any causal language model that has a tokenizer. An answer is right where each of
 its tokens is the likeliest after those before it, so that greedy decoding would write it.
 """
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 
 from langevin.data.synthetic.needle import Draw
 from langevin.errors import UsageError
-from langevin.evaluation.likelihood import Estimate
+from langevin.evaluation.likelihood import wilson
 from langevin.evaluation.rows import Row
 
 KEYS = (
@@ -27,14 +25,6 @@ KEYS = (
     *("Umbrella", "Violin", "Window", "Yellow", "Zebra", "Bridge", "Castle", "Desert", "Forest", "Harbor"),
 )
 SAYS, ASKS = "\nThe secret number of {} is {}.\n", "\nThe secret number of {} is"
-
-
-def wilson(right: float, of: int) -> Estimate:
-    """A share of `of` answers, with its 95 % interval."""
-    z, p = 1.959964, right / of
-    middle, half = p + z * z / (2 * of), z * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of))
-    low, high = ((middle + side * half) / (1 + z * z / of) for side in (-1, 1))
-    return Estimate(p, min(p, max(0.0, low)), max(p, min(1.0, high)))
 
 
 @torch.no_grad()

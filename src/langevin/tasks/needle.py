@@ -166,7 +166,8 @@ class Needle(Task):
         import torch
 
         from langevin.data.synthetic.needle import Draw
-        from langevin.evaluation.retrieval import by_length_and_depth, likeliest, wilson
+        from langevin.evaluation.likelihood import wilson
+        from langevin.evaluation.retrieval import by_length_and_depth, likeliest
 
         data, lengths = data or self.prepare(run.config), self.tried(run.config)
         at, model = self.at or lengths[-1], model.to(device).eval()
