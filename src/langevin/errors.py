@@ -22,7 +22,7 @@ class Diverged(WorkError):
     """Training left the finite numbers."""
 
 
-def unknown(kind: str, received: str, valid: Iterable[str]) -> UsageError:
+def unknown(kind: str, received: str, valid: Iterable[str], more: str = "") -> UsageError:
     """An error for a name that is not in a registry, naming the nearest valid one."""
     import difflib
 
@@ -31,7 +31,8 @@ def unknown(kind: str, received: str, valid: Iterable[str]) -> UsageError:
     # A short name is nearest to nothing: a repeated or contained letter is meant.
     near = near or [name for name in names if received and (name in received or received in name)]
     remedy = f"Did you mean {near[0]!r}? " if near else ""
-    return UsageError(f"unknown {kind} {received!r}", f"{remedy}Valid: {', '.join(names) or 'none'}.")
+    remedy += f"Valid: {', '.join(names) or 'none'}. {more}"
+    return UsageError(f"unknown {kind} {received!r}", remedy.strip())
 
 
 def one_line(error: BaseException) -> str:

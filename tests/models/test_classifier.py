@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 from langevin.data.examples import reading
 from langevin.data.tokenizers import make
-from langevin.models.config import POOLINGS, LangevinConfig
+from langevin.models.config import CHOICES, LangevinConfig
 from langevin.models.convert import from_pretrained
 from langevin.models.cost import flops_of
 from langevin.models.heads import LangevinForSequenceClassification
@@ -118,7 +118,7 @@ def test_both_ends_of_a_text_are_joined() -> None:
 
 
 def test_a_text_of_nothing_has_an_answer() -> None:
-    for pooling in {*POOLINGS} - {"class"}:
+    for pooling in {*CHOICES["pooling"]} - {"class"}:
         model = classifier(pooling=pooling)
         found = model(
             input_ids=torch.zeros(2, 3, dtype=torch.long), attention_mask=torch.zeros(2, 3)

@@ -211,8 +211,8 @@ def test_in_training_a_fixed_share_of_rows_gets_feedback_after_the_warm_up() -> 
         objective.loss(model, {"tokens": x, "progress": torch.tensor(progress)}, generator_of(1))
         ((_, p_BLK),) = model.read
         assert p_BLK.flatten(1).any(-1).nonzero().flatten().tolist() == fed
-    assert objective.passes == 3.75
-    assert Sparse(k=0).passes == 3
+    assert objective.flops(tiny(objective), 8) == pytest.approx(1.25 * Masked().flops(tiny(objective), 8))
+    assert Sparse(k=0).flops(tiny(objective), 8) == Masked().flops(tiny(objective), 8)
 
 
 def test_the_state_before_hides_all_that_is_hidden_now_and_more() -> None:

@@ -162,16 +162,22 @@ def bench_edge(
         left_out += [f"{name}: {what}" for name, case in cases.items() if case is None]
         calls = {name: case[0] for name, case in cases.items() if case is not None}
         progress(f"{what}: {repeats} runs in turn")
-        times = _in_turns(calls, device, repeats)
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(repeats):
+            for name, call in calls.items():
+                times[name].append(finished(call, device))
         for arm in arms:
             case, base = cases[arm.name], cases[BASELINE]
             if case is None:
                 continue
+            seconds, (_, texts, peak) = times[arm.name], case
             row = {
-                "part": part,
-                "model": arm.name,
-                "length": length,
-                **_row(times[arm.name], length, *case[1:]),
+                **{"part": part, "model": arm.name, "length": length, "batch": texts},
+                **{f"ms_p{at}": 1000 * float(np.percentile(seconds, at)) for at in (50, 90, 99)},
+                "tokens_per_second": texts * length / statistics.median(seconds),
+                "mib": peak / 2**20,
+                "mib_a_text": peak / 2**20 / texts,
+                "ratio": math.nan,
             }
             if base is not None:
                 row["ratio"] = median_ratio(times[arm.name], times[BASELINE]) * base[1] / case[1]
@@ -250,25 +256,6 @@ def _free(device: str) -> float:
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return float(torch.cuda.mem_get_info()[0] + unused)
     return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-
-
-def _in_turns(calls: dict[str, Callable[[], None]], device: str, repeats: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            times[name].append(finished(call, device))
-    return times
-
-
-def _row(seconds: list[float], length: int, batch: int, peak: float) -> dict[str, Any]:
-    return {
-        "batch": batch,
-        **{f"ms_p{at}": 1000 * float(np.percentile(seconds, at)) for at in (50, 90, 99)},
-        "tokens_per_second": batch * length / statistics.median(seconds),
-        "mib": peak / 2**20,
-        "mib_a_text": peak / 2**20 / batch,
-        "ratio": math.nan,
-    }
 
 
 def draw(rows: list[dict[str, Any]], folder: Path) -> list[Path]:

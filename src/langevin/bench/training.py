@@ -11,7 +11,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import numpy as np
 import torch
 
 from langevin.bench.mixers import BASELINE, beside_baseline, median_ratio, spread
-from langevin.data import order
+from langevin.data.corpus import Corpus
+from langevin.data.texts import SPLITS
 from langevin.environment import environment, pick_device
 from langevin.errors import UsageError
 from langevin.evaluation.cost import PeakMemory
@@ -32,26 +34,18 @@ from langevin.training.start import build, resolved
 ENDLESS = 10**9
 
 
-@dataclass(frozen=True)
-class RandomTokens:
-    """What the loop needs of a corpus, with nothing to learn in it."""
+class RandomTokens(Corpus):
+    """A corpus with nothing to learn in it."""
 
-    vocab_size: int
-    count: int
-    separator = 0
+    def __init__(self, vocab: int, count: int) -> None:
+        manifest = {"tokenizer": {"vocab_size": vocab}, "separator": 0, "layout": "text", "count": count}
+        super().__init__(Path(), manifest)
 
-    def tokens(self, split: str) -> np.ndarray:
-        some = np.random.default_rng(0).integers(self.vocab_size, size=min(self.count, 2**20))
-        return np.resize(some.astype(np.int32), self.count)
-
-    def rows(self, split: str, starts: np.ndarray, length: int, first: int | None = None) -> np.ndarray:
-        return self.tokens(split)[order.windows(self.count, starts, length)].astype(np.int64)
-
-    def scored(self, targets: torch.Tensor) -> None:
-        return None
-
-    def device_tokens(self, split: str, device: torch.device, first: int) -> torch.Tensor:
-        return torch.from_numpy(self.tokens(split)[:first]).to(device)
+    @cached_property
+    def _tokens(self) -> dict[str, Any]:
+        count = self.manifest["count"]
+        some = np.random.default_rng(0).integers(self.vocab_size, size=min(count, 2**20))
+        return dict.fromkeys(SPLITS, np.resize(some.astype(np.int32), count))
 
 
 def bench_training(
@@ -90,19 +84,11 @@ def bench_training(
     }
 
 
-@dataclass(frozen=True)
-class Turns:
-    """Of one arm: seconds a step in each round, what a step takes of the budget, and peak bytes (CUDA)."""
-
-    seconds: list[float]
-    a_step: int
-    peak_memory: int | None
-
-
 def in_turns(
     configs: dict[str, TrainConfig], data: Any, device: str, rounds: int, seconds: float
-) -> dict[str, Turns]:
-    """Training steps of several runs on these data, taking turns of so many seconds."""
+) -> dict[str, tuple[list[float], int, int | None]]:
+    """Training steps of several runs on these data, taking turns of so many seconds: seconds a step in each
+    round, what a step takes of the budget, and peak bytes (CUDA)."""
     peaks = {}
     with tempfile.TemporaryDirectory() as folder:
         cases = {}
@@ -115,7 +101,7 @@ def in_turns(
                 case.round(bare=False)
         for case in cases.values():
             case.steps.close()
-    return {name: Turns(case.loop, case.a_step, peaks[name]) for name, case in cases.items()}
+    return {name: (case.loop, case.a_step, peaks[name]) for name, case in cases.items()}
 
 
 SHAPE = (

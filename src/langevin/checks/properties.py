@@ -27,18 +27,8 @@ from langevin.checks.subjects import HEADS, Subject, Tensors, rms
 from langevin.errors import one_line
 
 Property = Callable[[Subject], str]
-PROPERTIES: dict[str, Property] = {}
 
 
-def named(name: str) -> Callable[[Property], Property]:
-    def add(function: Property) -> Property:
-        PROPERTIES[name] = function
-        return function
-
-    return add
-
-
-@named("no future leak")
 @torch.no_grad()
 def no_future_leak(subject: Subject) -> str:
     """Changing token j changes no output before j, in training and evaluation: bit for bit, or, where past
@@ -62,7 +52,6 @@ def no_future_leak(subject: Subject) -> str:
     return f"{tried} perturbations, {'bit for bit' if exact else 'to rounding'}"
 
 
-@named("prefix = full")
 @torch.no_grad()
 def prefix_equals_full(subject: Subject) -> str:
     """The outputs for a prefix do not depend on whether the rest is there."""
@@ -77,7 +66,6 @@ def prefix_equals_full(subject: Subject) -> str:
     return "the same outputs for prefixes"
 
 
-@named("cached = full")
 @torch.no_grad()
 def cached_equals_full(subject: Subject) -> str:
     """Token by token with a cache, after a prefill, equals one call; under every condition."""
@@ -113,10 +101,6 @@ def _as_alone(subject: Subject, condition: Condition) -> str:
     return f"{tried} cases, as if alone"
 
 
-PROPERTIES |= {name: partial(_as_alone, condition=condition) for name, condition in CONDITIONS.items()}
-
-
-@named("evaluation is deterministic")
 @torch.no_grad()
 def evaluation_is_deterministic(subject: Subject) -> str:
     """In evaluation mode nothing is random."""
@@ -127,7 +111,6 @@ def evaluation_is_deterministic(subject: Subject) -> str:
     return "two seeds, same bits"
 
 
-@named("gradients")
 def gradients_are_right(subject: Subject) -> str:
     """Of x and every parameter: alone they agree with central differences, and under every condition with
     what they are alone."""
@@ -157,7 +140,6 @@ def gradients_are_right(subject: Subject) -> str:
     return f"{worst:.0e} from central differences, {tried} cases as if alone"
 
 
-@named("low precision")
 def low_precision_is_as_good_as_plain(subject: Subject) -> str:
     """The error in bf16 and fp16 is at most twice that of explicit weights in the same precision."""
     if subject.qkv is None or subject.spec is None:
@@ -178,7 +160,6 @@ def low_precision_is_as_good_as_plain(subject: Subject) -> str:
     return f"{worst:.2f} times the error of the plain computation"
 
 
-@named("autocast")
 def autocast_is_as_good_as_rounding(subject: Subject) -> str:
     """In bf16 autocast outputs and gradients are finite, and their error is at most three times that of
     rounding x and the parameters to bf16 and computing exactly from there."""
@@ -200,7 +181,6 @@ def autocast_is_as_good_as_rounding(subject: Subject) -> str:
     return f"{worst:.1f} times the error of rounded inputs"
 
 
-@named("finite")
 def finite_everywhere(subject: Subject) -> str:
     """Huge, tiny and constant inputs and rows that see nothing give finite outputs and gradients."""
     length = subject.lengths[0]
@@ -221,7 +201,6 @@ def finite_everywhere(subject: Subject) -> str:
     return "outputs and gradients finite"
 
 
-@named("compiles")
 def compiles_without_graph_breaks(subject: Subject) -> str:
     """torch.compile takes one function without a graph break at two lengths and batch sizes, and gives the
     same outputs and gradients."""
@@ -251,7 +230,6 @@ def _traced_once(graph: Any, inputs: list[Any]) -> Any:
     return lookup_backend("aot_eager")(graph, inputs)
 
 
-@named("formula")
 def formula(subject: Subject) -> str:
     """It computes the published formula of `against`, at several scales; a registered mixer its own."""
     if subject.against is None:
@@ -291,3 +269,18 @@ def _finite(x_BLW: Tensor, said: str) -> None:
     bad = ~x_BLW.isfinite()
     if bool(bad.any()):
         raise Broken(f"{said} at position {int(bad.nonzero()[0, 1])} is not finite")
+
+
+PROPERTIES: dict[str, Property] = {
+    "no future leak": no_future_leak,
+    "prefix = full": prefix_equals_full,
+    "cached = full": cached_equals_full,
+    **{name: partial(_as_alone, condition=condition) for name, condition in CONDITIONS.items()},
+    "evaluation is deterministic": evaluation_is_deterministic,
+    "gradients": gradients_are_right,
+    "low precision": low_precision_is_as_good_as_plain,
+    "autocast": autocast_is_as_good_as_rounding,
+    "finite": finite_everywhere,
+    "compiles": compiles_without_graph_breaks,
+    "formula": formula,
+}

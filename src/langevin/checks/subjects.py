@@ -96,25 +96,18 @@ class Subject:
             raise Broken(f"x of shape {tuple(x.shape)} gave {tuple(out.shape)}")
         return out
 
+    def _refused(self, *wanted: str) -> list[str]:
+        """Why it does not take all of these together."""
+        together = [reason for some, reason in self.without if some <= set(wanted)]
+        return together + [f"takes no {name}" for name in wanted if name not in self.takes]
+
     def need(self, *wanted: str) -> None:
-        for together, reason in self.without:
-            if together <= set(wanted):
-                raise NotOffered(reason)
-        for name in wanted:
-            if name not in self.takes:
-                raise NotOffered(f"takes no {name}")
+        for reason in self._refused(*wanted):
+            raise NotOffered(reason)
 
     def layouts(self, length: int, *others: str) -> list[Layout]:
         """The layouts that it takes, together with what else is wanted."""
-
-        def taken(layout: Layout) -> bool:
-            try:
-                self.need(*layout.masks, *others)
-            except NotOffered:
-                return False
-            return True
-
-        return [layout for layout in layouts(length) if taken(layout)]
+        return [one for one in layouts(length) if not self._refused(*one.masks, *others)]
 
     @cached_property
     def _precision(self) -> tuple[torch.dtype, torch.dtype]:

@@ -59,7 +59,8 @@ def prepare_labelled(
     from langevin.data.shards import tokenised
 
     source = find(name, text_column, label_column)
-    found = LabelledTexts(tokenised(source, tokenizer or source.tokenizer, progress), context, first)
+    corpus = tokenised(source, tokenizer or source.tokenizer, progress)
+    found = LabelledTexts(corpus.folder, corpus.manifest, first, context=context)
     if progress:
         found.tell()
     return found

@@ -20,12 +20,13 @@ from langevin.data.reading import laid_out
 LENGTHS = 6  # to which batches are padded; a GPU plans, compiles and records each of them once
 
 
+@dataclass(frozen=True, eq=False)
 class Labelled:
     """Examples that have classes, in a folder of the cache with a manifest."""
 
     folder: Path
     manifest: dict[str, Any]
-    first: int | None  # so many training rows, of a seeded order
+    first: int | None = None  # so many training rows, of a seeded order
 
     @property
     def classes(self) -> list[str]:
@@ -53,20 +54,17 @@ class Labelled:
 
     def tell(self) -> None:
         """What one should know of the data before believing its numbers."""
-        for what, count in self.manifest["facts"]["left out"].items():
-            warnings.warn(f"left out: {count:,} {what}", stacklevel=3)
+        facts = self.manifest["facts"]
+        gone = [f"left out: {count:,} {what}" for what, count in facts["left out"].items()]
+        for note in (*gone, *facts.get("notes", ())):
+            warnings.warn(note, stacklevel=3)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class LabelledTexts(Labelled):
-    """A prepared set: a corpus whose documents have classes, cut to `context` tokens.
+    """A corpus whose documents have classes, cut to `context` tokens."""
 
-    A row is what the tokenizer makes of the text, with the tokens that it puts around one.
-    """
-
-    corpus: Corpus
     context: int
-    first: int | None = None
 
     def tell(self) -> None:
         super().tell()
@@ -78,13 +76,9 @@ class LabelledTexts(Labelled):
                 stacklevel=3,
             )
 
-    @property
-    def manifest(self) -> dict[str, Any]:  # type: ignore[override]
-        return self.corpus.manifest
-
-    @property
-    def folder(self) -> Path:  # type: ignore[override]
-        return self.corpus.folder
+    @cached_property
+    def corpus(self) -> Corpus:
+        return Corpus(self.folder, self.manifest)
 
     @property
     def vocab_size(self) -> int:

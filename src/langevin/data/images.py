@@ -19,7 +19,6 @@ import hashlib
 import json
 import lzma
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -97,10 +96,7 @@ def find(name: str) -> Images:
         return Images(name, identity, partial(_cifar, groups))
     path = Path(name).expanduser()
     if not name or not os.path.isdir(path):
-        missing = unknown("images", name, ABOUT)
-        raise UsageError(
-            missing.cause, f"{missing.remedy} Or a folder with a folder of images for each class."
-        )
+        raise unknown("images", name, ABOUT, "Or a folder with a folder of images for each class.")
     path = path.resolve()
     names = sorted(
         at.relative_to(path).as_posix()
@@ -283,18 +279,8 @@ def _build(folder: Path, source: Images, size: int, recipe: dict[str, Any]) -> N
     seal(folder, {**recipe, "facts": facts, "splits": sums})
 
 
-@dataclass(frozen=True, eq=False)
 class LabelledImages(Labelled):
     """Prepared images with classes."""
-
-    folder: Path
-    manifest: dict[str, Any]
-    first: int | None = None
-
-    def tell(self) -> None:
-        super().tell()
-        for note in self.manifest["facts"]["notes"]:
-            warnings.warn(note, stacklevel=3)
 
     @property
     def size(self) -> int:

@@ -150,9 +150,8 @@ def find(name: str, text_column: str | None, label_column: str | None) -> Source
         elif ON_THE_HUB.fullmatch(name) and not tables.is_table(place):
             place = _from_the_hub(name, columns)
         else:
-            missing = unknown("labelled data", name, [*GENERATED, *NAMED])
             ways = "Or the path of a table or a folder of them, or owner/name on the Hugging Face Hub."
-            raise UsageError(missing.cause, f"{missing.remedy} {ways}")
+            raise unknown("labelled data", name, [*GENERATED, *NAMED], ways)
         groups, usual = _tables(place), "bpe-4096"
         read = partial(_columns, text=(columns["text"],), label=columns["label"])
     every = [file for files in groups.values() for file in files]
@@ -197,7 +196,7 @@ def texts_of(rows: dict[str, Rows], name: str) -> Texts:
     splits, facts = apart(kept, name, gone)
     number = {label: i for i, label in enumerate(facts["classes"])}
     return Texts(
-        {split: partial(_texts, splits[split]) for split in SPLITS},
+        {split: partial(iter, [text for text, _ in splits[split]]) for split in SPLITS},
         documents=True,
         facts=facts,
         labels={split: [number[label] for _, label in splits[split]] for split in SPLITS},
@@ -215,10 +214,6 @@ def apart(rows: dict[str, Rows], name: str, gone: Counter[str]) -> tuple[dict[st
         splits[later] = alone
     left_out = {what: count for what, count in gone.items() if count}
     return splits, {"classes": _classes(splits, name), "left out": left_out}
-
-
-def _texts(rows: Rows) -> list[str]:
-    return [text for text, _ in rows]
 
 
 def _cut(rows: dict[str, Rows]) -> dict[str, Rows]:

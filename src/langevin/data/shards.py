@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from filelock import FileLock
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from langevin.data import tokenizers
 from langevin.data.corpus import Corpus
@@ -130,7 +130,9 @@ def build(
     progress: bool,
 ) -> None:
     """Write the shards, the tokenizer (the loaded one, or made by name) and last the manifest."""
-    with _bar(progress) as bar:
+    console = Console(stderr=True)
+    hidden = not (progress and console.is_terminal)
+    with Progress(console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(f"reading {source.name}", total=None)
         texts = source.read()
         bar.update(task, description=f"making the tokenizer {name}")
@@ -298,16 +300,3 @@ def _repeated(texts: Texts, shards: dict[str, Shard]) -> dict[str, Any]:
         for split in SPLITS[1:]
     }
     return {"repeated": {"train": len(shards["train"].hashes) - len(train), **repeated}}
-
-
-def _bar(wanted: bool) -> Progress:
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not (wanted and console.is_terminal),
-    )

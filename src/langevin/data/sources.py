@@ -205,10 +205,8 @@ def find(name: str, settings: Mapping[str, Any]) -> Source:
     if not os.path.exists(path):  # Path.exists raises where a name is too long
         if path.suffix or len(path.parts) > 1:
             raise UsageError(f"no such file or folder: {path}", "Check the path.")
-        error = unknown("data", name, [*GENERATED, *NAMED])
-        raise UsageError(
-            error.cause, f"{error.remedy} Or the path of a text or table file, or of a folder of them."
-        )
+        ways = "Or the path of a text or table file, or of a folder of them."
+        raise unknown("data", name, [*GENERATED, *NAMED], ways)
     local = _settings(name, LocalText, settings)
     path = path.resolve()
     groups = local.find(path)

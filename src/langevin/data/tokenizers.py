@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +68,8 @@ def make(name: str, texts: Iterable[str], others: Iterable[str]) -> PreTrainedTo
     if name == "bytes":
         return _wrapped(_bytes())
     if name == "chars":
-        characters = sorted(_characters(texts))
-        has_unknown = not _characters(others) <= set(characters)
+        characters = sorted(set(chain.from_iterable(texts)))
+        has_unknown = not set(characters).issuperset(chain.from_iterable(others))
         return _wrapped(_chars(characters, has_unknown), UNKNOWN if has_unknown else None)
     if name in ("words", "spaces"):
         return _wrapped(_words(name == "words", texts), OTHER)
@@ -262,13 +263,6 @@ def _encode_bytes(texts: list[str], places: bool) -> Iterator[tuple[np.ndarray, 
     for text in texts:
         ids = np.frombuffer(text.encode(), np.uint8)
         yield ids, np.cumsum(ids & 0xC0 != 0x80) if places else None  # a character's first byte
-
-
-def _characters(texts: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    for text in texts:
-        found.update(text)
-    return found
 
 
 def _chars(characters: list[str], has_unknown: bool) -> Tokenizer:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from langevin.errors import UsageError
 from langevin.kernels.view import View, as_many_heads, wide
-from langevin.mixers.mechanism import Geometry, Inputs, Parameters, no_alibi, only_mechanism
+from langevin.mixers.mechanism import Geometry, Inputs, Parameters, only_mechanism
 from langevin.mixers.spec import Spec, parse
 
 
@@ -47,10 +47,10 @@ def attend(
     _check(q, k, v, past_queries)
     if implementation not in ("fused", "reference"):
         raise UsageError(f"implementation={implementation!r} must be 'fused' or 'reference'")
-    parsed = _parsed(spec)
-    mechanism = only_mechanism(parsed)
-    if alibi and not mechanism.has_alibi:
-        raise no_alibi(parsed)
+    if isinstance(spec, str):
+        _remember(spec)
+    parsed = _KNOWN[spec] if isinstance(spec, str) else spec
+    mechanism = only_mechanism(parsed, alibi)
     geometry = Geometry(q.shape[1], q.shape[3], k.shape[1], 0, depth, train_length, alibi=alibi)
     view = View.of(
         q.shape[2],
@@ -76,13 +76,6 @@ def attend(
 
 
 _KNOWN: dict[str, Spec] = {}
-
-
-def _parsed(spec: str | Spec) -> Spec:
-    if not isinstance(spec, str):
-        return spec
-    _remember(spec)
-    return _KNOWN[spec]
 
 
 @torch.compiler.assume_constant_result

@@ -22,6 +22,7 @@ from langevin.mixers.spec import register_wrapper
 
 GATE_START = -4.0  # σ(-4) = 0.018: almost the bare mixer
 NOISE_START = 0.01
+Generator = torch.Generator | None
 
 
 class Wrapper:
@@ -37,9 +38,7 @@ class Wrapper:
         """The learned scalars in the terms of the formula, for reports."""
         return dict(p)
 
-    def apply(
-        self, y_BHLD: Tensor, p: Parameters, training: bool, generator: torch.Generator | None
-    ) -> Tensor:
+    def apply(self, y_BHLD: Tensor, p: Parameters, training: bool, generator: Generator) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must say what it does to y")
 
 
@@ -82,9 +81,7 @@ class Drift(Wrapper):
         baseline = p["baseline"][:, None, :] if "baseline" in p else float(self.baseline)
         return 1 + gate, -gate * baseline
 
-    def apply(
-        self, y_BHLD: Tensor, p: Parameters, training: bool, generator: torch.Generator | None
-    ) -> Tensor:
+    def apply(self, y_BHLD: Tensor, p: Parameters, training: bool, generator: Generator) -> Tensor:
         a, c = self.affine(p)
         return (y_BHLD * a + c).to(y_BHLD.dtype)
 
@@ -110,9 +107,7 @@ class Noise(Wrapper):
     def learned(self, p: Parameters) -> Parameters:
         return {name: F.softplus(x) for name, x in p.items()}
 
-    def apply(
-        self, y_BHLD: Tensor, p: Parameters, training: bool, generator: torch.Generator | None
-    ) -> Tensor:
+    def apply(self, y_BHLD: Tensor, p: Parameters, training: bool, generator: Generator) -> Tensor:
         if not (training or self.eval):
             return y_BHLD
         std = F.softplus(p["std"])[:, None, :] if "std" in p else float(self.std)

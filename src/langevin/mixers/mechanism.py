@@ -273,13 +273,15 @@ def initial(value: float, *shape: int) -> Tensor:
     return torch.full(shape, value, dtype=torch.float64)
 
 
-def only_mechanism(spec: Spec) -> Mechanism:
-    """The spec's mixer, which must work on q, k and v."""
+def only_mechanism(spec: Spec, alibi: bool) -> Mechanism:
+    """The spec's mixer, which must work on q, k and v, and have alibi positions where they are wanted."""
     if not isinstance(spec.mixer, Mechanism):
         raise UsageError(
             f"{spec.mixer.name} mixes tokens without q, k and v",
             "Use it as a module: langevin.mixers.build(spec, width=..., heads=...).",
         )
+    if alibi and not spec.mixer.has_alibi:
+        raise no_alibi(spec)
     return spec.mixer
 
 

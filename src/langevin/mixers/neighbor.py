@@ -98,11 +98,6 @@ class Neighbor:
         return NeighborMixer(spec, grid=grid, **place)
 
     @property
-    def repeats(self) -> int:
-        """How often a token goes through the same matrices."""
-        return self.iters if self.shared else 1
-
-    @property
     def distances(self) -> list[int]:
         if self.hops == "dilated":
             return [2**i for i in range(self.iters)]

@@ -23,7 +23,6 @@ from langevin.mixers.mechanism import (
     Scalars,
     Wrappers,
     check_heads,
-    no_alibi,
     only_mechanism,
 )
 from langevin.mixers.neighbor import NeighborMixer
@@ -43,9 +42,7 @@ class QKV(nn.Module):
     def __init__(self, spec: Spec, geometry: Geometry) -> None:
         super().__init__()
         self.spec, self.geometry = spec, geometry
-        self.mechanism = only_mechanism(spec)
-        if geometry.alibi and not self.mechanism.has_alibi:
-            raise no_alibi(spec)
+        self.mechanism = only_mechanism(spec, geometry.alibi)
         self.scalars = Scalars(spec.mixer, geometry)
         self.wrappers = Wrappers(spec, geometry)
 
@@ -329,15 +326,9 @@ def planar(
     return cos, sin
 
 
-@library.custom_op("langevin::angles", mutates_args=())
-def angles(positions: Tensor, width: int, dtype: torch.dtype, base: float) -> tuple[Tensor, Tensor]:
-    """`rotary`, closed to the compiler: it would work out every cosine again in every layer."""
-    return rotary(positions, width, dtype, base)
-
-
-@angles.register_fake
-def _(positions: Tensor, width: int, dtype: torch.dtype, base: float) -> tuple[Tensor, Tensor]:
-    return rotary(positions, width, dtype, base)
+# `rotary`, closed to the compiler: it would work out every cosine again in every layer.
+angles = library.custom_op("langevin::angles", rotary, mutates_args=())
+angles.register_fake(rotary)
 
 
 def apply_rotary(x_BHLD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

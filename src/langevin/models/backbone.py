@@ -139,12 +139,10 @@ class LangevinPreTrainedModel(PreTrainedModel):
         if isinstance(module, Scalars):
             for name, value in module.start().items():
                 init.copy_(getattr(module, name), value)
-        elif isinstance(module, Feedback):
-            init.zeros_(module.weight)
         elif isinstance(module, Readout):
             init.zeros_(module.direction)
             init.ones_(module.share)
-        elif isinstance(module, NGrams):
+        elif isinstance(module, Feedback | NGrams):
             for weight in module.parameters():
                 init.zeros_(weight)
         elif isinstance(module, Convolution):

@@ -26,9 +26,7 @@ class StateLayer(CacheLayerMixin):
     is_sliding = False
     supports_early_init = False
 
-    def __init__(
-        self, max_cache_len: int | None = None, keeps_tokens: bool = False, window: int | None = None
-    ) -> None:
+    def __init__(self, max_cache_len: int | None, keeps_tokens: bool, window: int | None) -> None:
         super().__init__()
         self.max_cache_len, self.keeps_tokens, self.window = max_cache_len, keeps_tokens, window
         self.is_compileable = max_cache_len is not None

@@ -8,12 +8,14 @@ from langevin.errors import UsageError, unknown
 from langevin.mixers.mechanism import DIRECTIONS, Mechanism, check_heads, no_alibi
 from langevin.mixers.spec import Spec, parse
 
-POSITIONS = ("none", "learned", "sinusoidal", "rope", "alibi")
-MLPS = ("gelu", "swiglu")
-NORMS = ("layernorm", "rmsnorm")
-CANDIDATES = ("none", "soft", "full")
-POOLINGS = ("mean", "attention", "first", "last", "ends", "ngrams", "class")
-STEMS = ("patches", "convolutions")
+CHOICES = {
+    "positions": ("none", "learned", "sinusoidal", "rope", "alibi"),
+    "mlp": ("gelu", "swiglu"),
+    "norm": ("layernorm", "rmsnorm"),
+    "candidates": ("none", "soft", "full"),
+    "pooling": ("mean", "attention", "first", "last", "ends", "ngrams", "class"),
+    "stem": ("patches", "convolutions"),
+}
 
 
 class LangevinConfig(PreTrainedConfig):
@@ -62,16 +64,9 @@ class LangevinConfig(PreTrainedConfig):
     image_std: list[float] | tuple[float, ...] = (64.0, 64.0, 64.0)
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for kind, value, valid in (
-            ("positions", self.positions, POSITIONS),
-            ("mlp", self.mlp, MLPS),
-            ("norm", self.norm, NORMS),
-            ("candidates", self.candidates, CANDIDATES),
-            ("pooling", self.pooling, POOLINGS),
-            ("stem", self.stem, STEMS),
-        ):
-            if value not in valid:
-                raise unknown(kind, str(value), valid)
+        for kind, valid in CHOICES.items():
+            if getattr(self, kind) not in valid:
+                raise unknown(kind, str(getattr(self, kind)), valid)
         check_heads(self.hidden_size, self.num_attention_heads)
         if self.positions == "rope" and (self.hidden_size // self.num_attention_heads) % 2:
             raise UsageError("rope needs an even head width", "Choose another number of heads.")

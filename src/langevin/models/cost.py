@@ -43,9 +43,9 @@ def flops_of(model: Any, context: int, block: int | None = None) -> float:
     tied = output is not None and output.weight is model.get_input_embeddings().weight
     matrices, mixing = sum(own.values()) - looked_up + (head if tied else 0), 0.0
     for module in model.modules():
-        if isinstance(module, NeighborMixer):  # its steps may use the same matrices
+        if isinstance(module, NeighborMixer) and module.config.shared:  # its steps use the same matrices
             once = sum(p.numel() for p in module.steps.parameters() if p.ndim == 2)
-            matrices += (module.config.repeats - 1) * once
+            matrices += (module.config.iters - 1) * once
         elif isinstance(module, Patches):
             matrices += module.products / math.prod(model.config.grid)
         elif isinstance(module, NGrams):  # a row for the token, and one for its pair

@@ -92,10 +92,9 @@ class Distillation(Autoregression):
             if not 0 <= getattr(self, key) <= 1:
                 raise UsageError(f"distill({key}={getattr(self, key)}) must be from 0 to 1")
 
-    @property
-    def passes(self) -> float:
-        """The teacher's is the fourth."""
-        return 4
+    def flops(self, model: Any, context: int) -> float:
+        """The teacher's forward pass is a fourth beside three."""
+        return super().flops(model, context) * 4 / 3
 
     def check(self, config: TrainConfig) -> None:
         name = self.teacher or config.init

@@ -229,7 +229,7 @@ class Masked(Objective):
         return out.logits, x_BL
 
     def flops(self, model: Any, context: int) -> float:
-        return flops_of(model, context, self.block) * self.passes / 3
+        return flops_of(model, context, self.block)
 
     @classmethod
     def sampling(cls) -> type[Any]:

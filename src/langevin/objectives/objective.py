@@ -55,14 +55,9 @@ class Objective:
         """What it asks of the model's config."""
         return {}
 
-    @property
-    def passes(self) -> float:
-        """That a training step takes, counted in forward passes."""
-        return 3
-
     def flops(self, model: Any, context: int) -> float:
         """Training FLOPs a token."""
-        return flops_of(model, context) * self.passes / 3
+        return flops_of(model, context)
 
     def draws(self, batch: Batch, rows: int, generator: torch.Generator | None) -> Batch:
         """Random numbers that join a batch, a row of them for each of its rows: drawn for a whole batch of

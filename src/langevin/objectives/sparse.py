@@ -130,14 +130,10 @@ class Sparse(Masked):
         """Whether a call reads something of the one before."""
         return self.state == "soft" and self.k > 0
 
-    @property
-    def passes(self) -> float:
-        return 3 + (self.feedback if self.feeds else 0)
-
     def flops(self, model: Any, context: int) -> float:
         """Of a full state every candidate is a token of a context k times as long; the head sees one."""
         if self.state != "full":
-            return super().flops(model, context)
+            return super().flops(model, context) * (3 + self.feedback * self.feeds) / 3
         head = 6.0 * model.get_output_embeddings().weight.numel()
         return self.k * (flops_of(model, self.k * context) - head) + head
 

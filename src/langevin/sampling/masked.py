@@ -56,16 +56,13 @@ class MaskedSampling(Sampling):
 
     def check(self) -> None:
         super().check()
-        if self.steps < 0:
-            raise UsageError(f"steps={self.steps} must be 0 (as many as tokens) or more")
+        for name, none in (("steps", "as many as tokens"), ("window", "anywhere"), ("sweeps", "none")):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name}={getattr(self, name)} must be 0 ({none}) or more")
         if self.steps and self.order == "threshold":
             raise UsageError("--order threshold takes the steps that it needs", "Leave --steps out.")
-        if self.window < 0:
-            raise UsageError(f"window={self.window} must be 0 (anywhere) or more")
         if self.window and self.order == "ancestral":
             raise UsageError("ancestral steps commit anywhere", "Leave --window out, or choose an --order.")
-        if self.sweeps < 0:
-            raise UsageError(f"sweeps={self.sweeps} must be 0 (none) or more")
         if not 0 <= self.threshold < 1:
             raise UsageError(f"threshold={self.threshold} must be from 0 to below 1")
         if self.remask != "none" and self.order != "ancestral":

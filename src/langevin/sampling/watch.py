@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from types import TracebackType
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -90,9 +89,7 @@ class Live:
             self.screen.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         if self.console.is_terminal:
             self._draw(fresh=False)
             self.screen.stop()

@@ -162,12 +162,12 @@ def time_arms(configs: dict[str, TrainConfig], threads: int) -> dict[str, Any]:
     found = {name: sizes(config, data) for name, config in configs.items()}
     still = {name: replace(config, lr=STILL, muon_lr=STILL) for name, config in configs.items()}
     turns = in_turns(still, data, device, ROUNDS, SECONDS)
-    base = next(iter(turns.values())).seconds
-    for name, turn in turns.items():
-        found[name] += [_timed("tokens_per_second", [turn.a_step / s for s in turn.seconds])]
-        found[name] += [_timed("time_ratio", [a / b for a, b in zip(turn.seconds, base, strict=True)])]
-        if turn.peak_memory is not None:
-            found[name] += [Row("peak_memory_bytes", turn.peak_memory, "cost")]
+    base = next(iter(turns.values()))[0]
+    for name, (seconds, a_step, peak) in turns.items():
+        found[name] += [_timed("tokens_per_second", [a_step / s for s in seconds])]
+        found[name] += [_timed("time_ratio", [a / b for a, b in zip(seconds, base, strict=True)])]
+        if peak is not None:
+            found[name] += [Row("peak_memory_bytes", peak, "cost")]
     forget()
     for name, rows in decoding(configs, data, device).items():
         found[name] += rows

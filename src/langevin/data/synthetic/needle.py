@@ -77,13 +77,9 @@ class Haystack:
         values = self.words + self.keys + draw.distinct(self.values, rows, needles)
         tokens[at, places] = keys[at, which]
         tokens[at, places + 1] = values[at, which]
-        scored[at, places + 1] = came_before(which)
+        came_before = np.tril(which[:, :, None] == which[:, None, :], -1).any(-1)
+        scored[at, places + 1] = came_before
         return {"tokens": tokens, "scored": scored}
-
-
-def came_before(which_BP: np.ndarray) -> np.ndarray:
-    same = which_BP[:, :, None] == which_BP[:, None, :]
-    return np.tril(same, -1).any(-1)
 
 
 def easy_and_hard(draw: Draw, rows: int, needles: int) -> np.ndarray:

@@ -86,15 +86,11 @@ class Stories:
         return {"grammar_sha256": fingerprint(), "settings": asdict(self)}
 
     def read(self) -> Texts:
-        texts: dict[str, list[str]] = {split: [] for split in SPLITS}
-        nats: dict[str, list[float]] = {split: [] for split in SPLITS}
-        for split in SPLITS:
-            for story in stories(getattr(self, split), self.seed, split):
-                texts[split].append(story.text)
-                nats[split].append(story.nats)
+        told = {split: stories(getattr(self, split), self.seed, split) for split in SPLITS}
+        known = {split: [(one.text, one.nats) for one in some] for split, some in told.items()}
         return Texts(
-            {split: partial(iter, some) for split, some in texts.items()},
+            {split: partial(iter, [text for text, _ in some]) for split, some in known.items()},
             documents=True,
             facts={"split": "unrelated seeds", "nats_per_story": NATS_PER_STORY},
-            nats={split: math.fsum(some) for split, some in nats.items()},
+            nats={split: math.fsum(nats for _, nats in some) for split, some in known.items()},
         )

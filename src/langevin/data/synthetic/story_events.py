@@ -17,19 +17,6 @@ class Event:
     tell: Callable[..., World]
 
 
-EVENTS: list[Event] = []
-
-
-def event(
-    weight: float, possible: Callable[[World], list[tuple[Any, ...]]]
-) -> Callable[[Callable[..., World]], Callable[..., World]]:
-    def add(tell: Callable[..., World]) -> Callable[..., World]:
-        EVENTS.append(Event(weight, possible, tell))
-        return tell
-
-    return add
-
-
 def _lead(teller: Teller, subject: str) -> None:
     """Start a sentence with its subject, after an optional word or two."""
     lead = teller.vary((" ", " Then ", " Soon ", " After that, "))
@@ -60,8 +47,6 @@ def _elsewhere(world: World) -> list[int]:
     return [place for place in range(len(world.places)) if place != world.here]
 
 
-@event(6, _returns)
-@event(3, _moves)
 def _go(teller: Teller, world: World, place: int | None) -> World:
     """They go somewhere, perhaps because of the rain; what lies there is still there."""
     rain = False if world.rained else teller.choose((False, True), (3, 1))
@@ -98,7 +83,6 @@ def _finds(world: World) -> list[tuple[Any, ...]]:
     return [(person,) for person in range(len(world.people))] if len(world.things) < MOST_THINGS else []
 
 
-@event(2, _finds)
 def _find(teller: Teller, world: World, person: int) -> World:
     _subject(teller, world, person)
     thing = new_thing(teller, world.things)
@@ -113,7 +97,6 @@ def _gifts(world: World) -> list[tuple[Any, ...]]:
     return [(thing, to) for thing in world.held() for to in world.others(world.spots[thing].by)]
 
 
-@event(3, _gifts)
 def _give(teller: Teller, world: World, thing: int, to: int) -> World:
     giver, taker, what = world.spots[thing].by, world.people[to], world.things[thing]
     _subject(teller, world, giver)
@@ -127,7 +110,6 @@ def _requests(world: World) -> list[tuple[Any, ...]]:
     return [(asker, thing) for thing, asker in _gifts(world)]
 
 
-@event(3, _requests)
 def _ask(teller: Teller, world: World, asker: int, thing: int) -> World:
     """A request is granted, or refused; a refusal is remembered as a wish."""
     holder, what = world.spots[thing].by, world.things[thing]
@@ -148,7 +130,6 @@ def _trades(world: World) -> list[tuple[Any, ...]]:
     return [(a, b) for a in held for b in held if world.spots[a].by < world.spots[b].by]
 
 
-@event(2, _trades)
 def _trade(teller: Teller, world: World, first: int, second: int) -> World:
     left, right = world.spots[first].by, world.spots[second].by
     names = [world.people[left].name, world.people[right].name]
@@ -160,7 +141,6 @@ def _trade(teller: Teller, world: World, first: int, second: int) -> World:
     return _after(world, spots=tuple(spots), topic=None)
 
 
-@event(2, lambda world: [(thing,) for thing in world.held()])
 def _leave(teller: Teller, world: World, thing: int) -> World:
     person = world.spots[thing].by
     _subject(teller, world, person)
@@ -172,14 +152,12 @@ def _pickups(world: World) -> list[tuple[Any, ...]]:
     return [(thing, person) for thing in world.lying(world.here) for person in range(len(world.people))]
 
 
-@event(3, _pickups)
 def _pick_up(teller: Teller, world: World, thing: int, person: int) -> World:
     _subject(teller, world, person)
     teller.say(" saw ", world.things[thing].the, " and picked ", world.things[thing].it, " up.")
     return _after(world, spots=world.put(thing, Spot("held", person)), topic=person)
 
 
-@event(2, lambda world: [(thing,) for thing in world.held() if world.things[thing].food])
 def _eat(teller: Teller, world: World, thing: int) -> World:
     """Hunger makes somebody eat what they hold."""
     person = world.spots[thing].by
@@ -199,7 +177,6 @@ def _questions(world: World) -> list[tuple[Any, ...]]:
     ]
 
 
-@event(3, _questions)
 def _where(teller: Teller, world: World, asker: int, thing: int, other: int) -> World:
     """Somebody asks where a thing is, and the answer is right."""
     what, spot = world.things[thing], world.spots[thing]
@@ -215,3 +192,17 @@ def _where(teller: Teller, world: World, asker: int, thing: int, other: int) -> 
         teller.say("I" if me else world.people[spot.by].name, " ate ", what.it)
     teller.say('," said ', world.people[other].name, ".")
     return _after(world, topic=other)
+
+
+EVENTS = (
+    Event(3, _moves, _go),
+    Event(6, _returns, _go),
+    Event(2, _finds, _find),
+    Event(3, _gifts, _give),
+    Event(3, _requests, _ask),
+    Event(2, _trades, _trade),
+    Event(2, lambda world: [(thing,) for thing in world.held()], _leave),
+    Event(3, _pickups, _pick_up),
+    Event(2, lambda world: [(thing,) for thing in world.held() if world.things[thing].food], _eat),
+    Event(3, _questions, _where),
+)
