@@ -78,6 +78,25 @@ def test_the_temperature_undoes_a_scale() -> None:
     assert three == pytest.approx(3 * one, rel=2e-3)
 
 
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_a_model_that_makes_no_mistake_on_validation_is_sure_of_so_many_texts(scale: float) -> None:
+    labels = torch.arange(200) % 3
+    logits = scale * torch.eye(3)[labels]
+    sure = (logits / classes.fitted_temperature(logits, labels)).softmax(-1).amax(-1)
+    assert float(sure[0]) == pytest.approx(200 / 201, abs=1e-3)
+
+
+def test_a_class_that_nobody_knows_of_does_not_count_in_the_mean() -> None:
+    logits, labels = drawn()
+    wide = torch.cat([logits, torch.full((400, 1), -9.0)], 1)
+    three, four = (
+        classes.measure(some, labels, names, 1.0, 20)[0]
+        for some, names in ((logits, NAMES), (wide, [*NAMES, "d"]))
+    )
+    macro = [{row.metric: row.value for row in rows if not row.at}["macro_f1"] for rows in (three, four)]
+    assert macro[0] == pytest.approx(macro[1])
+
+
 def test_the_surest_mistakes_come_first() -> None:
     logits = torch.tensor([[9.0, 0, 0], [5.0, 0, 0], [0.0, 7, 0], [1.0, 0, 0]])
     found = classes.surest_mistakes(logits, torch.tensor([0, 1, 2, 1]), 1.0)

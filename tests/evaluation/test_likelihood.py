@@ -309,3 +309,12 @@ def test_documents_given_with_the_windows_are_the_units():
     scores = score(lambda x: bigram_table()[x], windows, device="cpu")
     assert scores.unit.tolist() == documents.flatten().tolist()
     assert summary(scores).units == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_interval_of_a_mean_stays_where_means_can_be(seed: int) -> None:
+    """Twenty losses, nearly all of them 0: the resamples' own noise is no reason to go below."""
+    sums = np.stack([np.ones(20), np.r_[1.0, np.zeros(19)]], -1)
+    (found,) = likelihood.bootstrap(sums, lambda s: s[..., 1:] / s[..., :1], resamples=200, seed=seed)
+    assert found.low is not None
+    assert found.low >= 0

@@ -249,13 +249,16 @@ def bootstrap(
 
     Tokens of one text depend on each other, so units are resampled and not tokens. The interval is the
     2.5th to the 97.5th percentile of the resamples, less their mean excess over the sample: a resample is
-    noisier than the sample, which alone raises its calibration errors; for means the excess is nothing.
+    noisier than the sample, which alone raises its calibration errors. Means have no such excess; what is
+    no more than the noise of drawing resamples is not taken for one.
     """
     values = statistic(sums_UK.sum(0))
     if len(sums_UK) < 2:
         return [Estimate(float(v), None, None) for v in values]
     again = statistic(resampled(sums_UK, resamples, seed))
-    low, high = np.nanpercentile(again, (2.5, 97.5), axis=0) - (np.nanmean(again, 0) - values)
+    excess = np.nanmean(again, 0) - values
+    excess[np.abs(excess) < 4 * np.nanstd(again, 0) / math.sqrt(resamples)] = 0
+    low, high = np.nanpercentile(again, (2.5, 97.5), axis=0) - excess
     return [Estimate(float(v), float(a), float(b)) for v, a, b in zip(values, low, high, strict=True)]
 
 
