@@ -230,6 +230,25 @@ def test_it_starts_from_an_encoder(my_csv: Path, tmp_path: Path) -> None:
         langevin.train(TrainConfig(**{**settings, "init": str(back.path)}), tmp_path / "no", quiet=True)
 
 
+def test_it_starts_from_a_classifier_of_other_classes(
+    my_csv: Path, run: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{'good' if i % 2 else 'bad'} thing number {i},{'yes' if i % 2 else 'no'}" for i in range(60)]
+    (tmp_path / "two.csv").write_text("\n".join(["text,label", *lines]))
+    settings: dict[str, Any] = {"data": str(tmp_path / "two.csv"), "task": "classify", "steps": 0}
+    settings |= {"init": str(run.path), "device": "cpu"}
+    mixer = run.config.mixer
+    found, _ = langevin.train(TrainConfig(**settings, mixer=mixer), tmp_path / "found", quiet=True)
+    assert found.model.config.num_labels == 2
+    theirs, ours = run.model.model.state_dict(), found.model.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    other = "neighbor" if mixer == "softmax" else "softmax"
+    with pytest.raises(UsageError, match="cannot go on from its weights") as refused:
+        langevin.train(TrainConfig(**settings, mixer=other), tmp_path / "no", quiet=True)
+    assert repr(mixer) in str(refused.value.remedy)
+    assert "LOAD REPORT" not in "".join(capfd.readouterr())
+
+
 def test_a_bag_of_ngrams_refuses_what_needs_layers(my_csv: Path, run: Any, tmp_path: Path) -> None:
     bag = {"objective": "classify(pooling='ngrams')", "steps": 2, "epochs": None}
     found, _ = langevin.train(config(my_csv, **bag), tmp_path / "bag", quiet=True)

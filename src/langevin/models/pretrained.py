@@ -92,12 +92,13 @@ def without_weights(name: str, spec: str) -> Any:
 
 
 def encoder(name: str, head: Any, mixers: str | list[str], settings: dict[str, Any]) -> Any:
-    """A model that sees both sides under another head, which is new: one of ours, whose mixers may be
-    others of q, k and v, or for classes any that transformers has such a head for, converted."""
+    """A model that sees both sides under a head that is new where its own does not fit: one of ours, whose
+    mixers may be others of q, k and v, or for classes any that transformers has such a head for,
+    converted."""
     import torch
 
     from langevin.models.config import LangevinConfig
-    from langevin.models.convert import read_config
+    from langevin.models.convert import loaded, read_config
 
     where = located(name)
     config, _ = read_config(where, {})
@@ -120,7 +121,22 @@ def encoder(name: str, head: Any, mixers: str | list[str], settings: dict[str, A
     vocab_size = config.vocab_size
     for key, value in {**settings, "mixer": mixers, "vocab_size": vocab_size}.items():
         setattr(config, key, value)
-    return head.from_pretrained(where, config=config, dtype=torch.float32)
+    try:
+        model, info = loaded(head, where, config, {"dtype": torch.float32})
+    except WorkError:
+        if (own := own_mixer(name)) == config.mixer:
+            raise
+        raise UsageError(
+            f"{name} mixes by {own}, and {config.mixer} cannot go on from its weights",
+            f"Give --mixer {own!r}, or leave --init out.",
+        ) from None
+    other = sorted(key for key, *_ in info["mismatched_keys"] if key.startswith("model."))
+    if other:
+        raise WorkError(
+            f"{name} has {len(other)} weights of other shapes, the first being {other[0]}",
+            "Save the model again.",
+        )
+    return model
 
 
 def _classifier(where: str, config: Any, mixers: str | list[str], settings: dict[str, Any]) -> Any:
