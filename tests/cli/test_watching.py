@@ -28,12 +28,20 @@ def test_a_text_is_watched_and_a_page_plays_all_of_them(run: Path, tmp_path: Pat
         return
     assert cli.main(command) == 0
     shown = capsys.readouterr()
-    assert shown.out.count("--- ''") == 1  # the other text; the first was watched
+    assert shown.out.count("--- ''") == 2  # where no terminal can show one appear
     assert str(page) in shown.err.replace("\n", "")
     assert "<script" in page.read_text()
     assert cli.main([*command, "--json"]) == 2
     assert "--watch and --json" in capsys.readouterr().err
     assert cli.main(["generate", str(run), "--html", str(tmp_path / "no" / "x.html")]) == 2
+    assert cli.main(["generate", str(run), "--html", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+    assert cli.main(["generate", str(run), "--order", "foo"]) == 2
+    assert f"See langevin generate {run} --help." in capsys.readouterr().err
+    assert cli.main(["generate", str(run), "--seed", "-1"]) == 2
+    stopped = ["generate", str(run), "--stop", "e", "--html", str(page), "--device", "cpu"]
+    assert cli.main(stopped) == 0
+    assert capsys.readouterr().out.strip().endswith("e")
     plain = ["generate", str(run), "--json", "--seed", "3", "--device", "cpu"]
     assert cli.main(plain) == 0
     (text,) = json.loads(capsys.readouterr().out)

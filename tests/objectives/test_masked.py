@@ -371,6 +371,8 @@ def test_a_run_is_evaluated_by_a_bound_and_compared_as_one(
     rows = {row["metric"]: row for row in found["rows"]}
     assert rows["nll"]["kind"] == rows["bits_per_character"]["kind"] == "bound"
     assert rows["left_to_right_nll"]["kind"] == "exact"
+    assert rows["left_to_right_bound"]["kind"] == "bound"
+    assert rows["left_to_right_bound"]["n"] == rows["left_to_right_nll"]["n"] < rows["nll"]["n"]
     assert rows["nll"]["se"] > 0
     assert found["masks"]["standard error by them alone"] > 0
     assert not {"ece", "accuracy", "temperature", "entropy"} & set(rows)
@@ -394,6 +396,7 @@ def test_what_does_not_go_with_it_is_refused_in_words(
     assert "unknown key of masked 'shedule'" in refused(*by, "masked(shedule='linear')")
     assert "'cosine-a' or 'cosine-b'" in refused(*by, "masked(schedule='cosine')")
     assert "must be positive" in refused(*by, "masked(schedule='polynomial', power=0)")
+    assert "power=3) changes nothing" in refused(*by, "masked(power=3)")
     assert "give its length away" in refused(*by, "masked", "--mask-documents", "True")
     blocks = (*by, "masked(block=4)")
     for mixer in ("neighbor", "sima", "heat(t=0.3, alpha=1.0)", "softmax;sima;softmax;softmax"):

@@ -549,6 +549,11 @@ def test_what_does_not_go_with_it_is_refused_in_words(
     assert "must have k 0 or more" in refused("sparse(k=-1)")
     assert "'soft' or 'full'" in refused("sparse(state='hard')")
     assert "gap=2.0) must be from 0 to 1" in refused("sparse(gap=2.0)")
+    told = refused("sparse(k=2, feedback=0.2)", "--batch", "4")
+    assert "feeds back to no row of a batch of 4" in told
+    assert "--batch 5" in told
+    assert "curriculum=0.5) changes nothing" in refused("sparse(curriculum=0.5)")
+    assert "gap=0.5) changes nothing" in refused("sparse(state='full', gap=0.5)")
     with pytest.raises(UsageError, match="sparse has no --init"):
         Sparse().check(small(tmp_path, init="gpt2"))
     assert "several of them at one place" in refused("sparse(state='full')", "--mixer", "neighbor")

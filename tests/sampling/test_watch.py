@@ -16,7 +16,7 @@ from rich.console import Console
 from langevin.data import tokenizers
 from langevin.sampling import watch
 from langevin.sampling.text import Step
-from langevin.sampling.watch import BLOCK, END, Live, pieces, player
+from langevin.sampling.watch import BLOCK, END, Live, pieces, player, up_to
 
 TEXT = "".join(WORDS[i % MASK] for i in range(40))
 CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -86,13 +86,13 @@ def test_what_would_move_the_cursor_is_not_sent_to_it():
     assert "\ufffd[2J\ufffdhi\ufffd" in on.file.getvalue()
 
 
-def test_without_a_terminal_only_the_text_is_printed():
-    on = console(terminal=False, width=20)
-    told = frames(trace(), on)
-    assert "".join(told[:-1]) == ""
-    assert told[-1] == TEXT + "\n"
-    ended = Step([0, 6, 27], [1.0, 0.9, 0.9], [0, 1, 1])
-    assert frames([ended], console(terminal=False))[-1] == "Once cat\n"
+def test_a_text_that_was_cut_at_a_stop_string_ends_with_it():
+    step = trace()[-1]
+    cut = up_to(step, decode, TEXT[:30])
+    assert "".join(decode(cut.tokens)).startswith(TEXT[:30])
+    assert len(cut.tokens) == len(cut.confidence) == len(cut.committed) < len(step.tokens)
+    assert not "".join(decode(cut.tokens[:-1])).startswith(TEXT[:30])
+    assert up_to(step, decode, TEXT) == step
 
 
 def test_a_thousand_steps_a_second_are_twenty_frames(monkeypatch):
@@ -106,14 +106,6 @@ def test_a_thousand_steps_a_second_are_twenty_frames(monkeypatch):
             now[0] += 0.001
     assert 20 <= len(drawn) <= 22
     assert drawn[-1].committed.count(None) == 0
-
-
-def test_an_error_while_writing_is_not_followed_by_a_text():
-    on = console(terminal=False)
-    with pytest.raises(RuntimeError), Live(decode, on) as live:  # noqa: PT012
-        live.show(trace()[5])
-        raise RuntimeError
-    assert on.file.getvalue() == ""
 
 
 def unpacked(page: str):

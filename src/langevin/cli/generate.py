@@ -20,7 +20,8 @@ from langevin.settings import check_count, check_seed
 class Generate(WithSampling):
     """Write texts with a run's best model, as they come.
 
-    A prompt and a seed give the same text in any batch.
+    A prompt and a seed give the same text in any batch. langevin generate RUN --help has the options of the
+    run's objective, such as orders, steps and gaps to fill.
 
     Example: langevin generate runs/x --prompt "Once upon a time" "The dog" --samples 3
     """
@@ -49,7 +50,8 @@ class Generate(WithSampling):
         self.sampling.check()
         for name in ("samples", "batch"):
             check_count(name, getattr(self, name))
-        check_seed(self.seed + self.samples)
+        for seed in (self.seed, self.seed + self.samples - 1):
+            check_seed(seed)
         check_folder(self.html)
         if self.watch and self.json:
             raise UsageError("--watch and --json both write to the output", "Give one of them.")
@@ -60,7 +62,7 @@ class Generate(WithSampling):
         from langevin.environment import pick_device
         from langevin.runs import load
         from langevin.sampling.text import Step
-        from langevin.sampling.watch import Live, pieces, player
+        from langevin.sampling.watch import Live, pieces, player, up_to
 
         device = pick_device(self.device)
         run = load(self.run_folder, checkpoint=self.checkpoint)
@@ -70,6 +72,7 @@ class Generate(WithSampling):
         seeds = range(self.seed, self.seed + self.samples)
         requests = self.sampling.requests(self.prompt, seeds)
         watching: dict[str, Any] = {}
+        live: Live | None = None
         if self.watch or self.html:
             if "watched" not in signature(write).parameters:
                 raise UsageError(
@@ -77,16 +80,17 @@ class Generate(WithSampling):
                     "Leave out --watch and --html.",
                 )
             decode = pieces(run.tokenizer)
-            live = Live(decode, Console(highlight=False))
             traces: list[list[Step]] = [[] for _ in requests]
 
             def watched(index: int, step: Step) -> None:
                 traces[index].append(step)
-                if self.watch and index == 0:
+                if live is not None and index == 0:
                     live.show(step)
 
             watching = {"watched": watched}
-        streams = len(requests) == 1 and not self.json and not self.watch
+            if self.watch and (terminal := Console(highlight=False)).is_terminal:
+                live = Live(decode, terminal)
+        streams = len(requests) == 1 and not self.json and live is None
         status = Status("", console=Console(stderr=True))
         console = console_for(stderr=True)
 
@@ -96,17 +100,19 @@ class Generate(WithSampling):
 
         def finished(index: int, text: Text) -> None:
             run.keep_sample(text.as_dict())
+            if watching and text.ended == "stop":
+                watched(index, up_to(traces[index][-1], decode, text.text))
             if streams:
                 status.stop()
-            if not streams and not self.json and not (self.watch and index == 0):
-                if not self.watch:
+            elif not self.json and (live is None or index):
+                if live is None:
                     status.stop()
                 print(f"--- {text.prompt!r}, seed {text.seed}\n{text.text}", flush=True)
-                if not self.watch:
+                if live is None:
                     status.start()
 
         shown = status if not streams or "watched" in signature(write).parameters else nullcontext()
-        with live if self.watch else shown:
+        with live or shown:
             texts = write(
                 run.model.to(device),
                 run.tokenizer,

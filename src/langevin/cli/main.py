@@ -64,14 +64,21 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        return _told(error, " ".join(["langevin", *arguments[:1]]))
+        return _told(error, arguments)
 
 
-def _told(error: Exception, command: str) -> int:
+def _helping(arguments: list[str]) -> str:
+    """The command that shows all options: some commands have more of them with a run."""
+    runs = (given for given in arguments[1:] if os.path.isdir(given))
+    of_a_run = arguments[:1] in (["generate"], ["evaluate"])
+    return " ".join(["langevin", *arguments[:1], *([next(runs, "RUN")] if of_a_run else []), "--help"])
+
+
+def _told(error: Exception, arguments: list[str]) -> int:
     """Say what went wrong in two lines; the exit status."""
     cause, remedy = one_line(error), getattr(error, "remedy", "")
     if isinstance(error, UsageError):
-        remedy = remedy or f"See {command} --help."
+        remedy = remedy or f"See {_helping(arguments)}."
     if not isinstance(error, UsageError | WorkError | OSError):
         remedy = "This was not foreseen: add --debug for the traceback."
     print(f"langevin: {cause}", file=sys.stderr)
@@ -110,10 +117,10 @@ def _parse(arguments: list[str]) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise _refused(said.getvalue(), name, stop) from None
+        raise _refused(said.getvalue(), arguments, stop) from None
 
 
-def _refused(said: str, name: str, error: BaseException | None) -> UsageError:
+def _refused(said: str, arguments: list[str], error: BaseException | None) -> UsageError:
     """What settings themselves have against a command, or the option parser: its box of several lines, in
     two."""
     while error is not None:
@@ -127,7 +134,7 @@ def _refused(said: str, name: str, error: BaseException | None) -> UsageError:
     cause = re.split(r" Perhaps you meant| For full helptext| (?:Similar|Argument) \w+| ─| -{9}", text)[0]
     near = re.search(r"(?:Perhaps you meant:?|Similar arguments:?).*?(--[\w-]+)", text)
     meant = f"Did you mean {near[1]}? " if near else ""
-    return UsageError(cause or "the options cannot be read", f"{meant}See langevin {name} --help.")
+    return UsageError(cause or "the options cannot be read", f"{meant}See {_helping(arguments)}.")
 
 
 def _warn(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:

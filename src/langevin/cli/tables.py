@@ -1,6 +1,7 @@
 """How commands show things: tables and consoles."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,14 @@ def _at(rows: list[dict[str, Any]], name: str, at: dict[str, Any]) -> dict[str, 
 
 def check_folder(file: Path | None) -> None:
     """A file that is written at the end must have a place from the beginning."""
-    if file is not None and ("\0" in str(file) or not file.parent.is_dir()):
+    if file is None:
+        return
+    if "\0" in str(file) or not file.parent.is_dir():
         raise UsageError(f"no such folder: {file.parent}", "Make it first.")
+    if file.is_dir():
+        raise UsageError(f"{file} is a folder", "Name a file in it.")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UsageError(f"{file} cannot be written", "Choose another place.")
 
 
 def write_numbers(result: dict[str, Any], file: Path | None) -> None:

@@ -108,6 +108,13 @@ class Sparse(Masked):
                 raise UsageError(f"{self.name}({key}={getattr(self, key)}) must be from 0 to 1")
         if self.feeds and not self.feedback:
             raise UsageError(f"{self.name}(feedback=0.0) trains without feedback", "Use masked.")
+        of_state = ("curriculum",) if self.state == "soft" else ("feedback", "gap", "warmup")
+        for key in of_state:
+            if getattr(self, key) != getattr(Sparse, key):
+                raise UsageError(
+                    f"{self.name}({key}={getattr(self, key)}) changes nothing with state={self.state!r}",
+                    f"Leave {key} out.",
+                )
         least, most = (1, round(1 / WRONG) - 1) if self.state == "full" else (0, None)
         if self.k < least or (most is not None and self.k > most):
             to = "or more" if most is None else f"to {most}"
@@ -119,6 +126,11 @@ class Sparse(Masked):
             raise UsageError(
                 f"{self.name}(k={self.k}) wants more candidates than the vocabulary has tokens, {tokens}",
                 "Choose a smaller k.",
+            )
+        if self.feeds and config.batch * self.feedback + ROUNDING < 1:
+            raise UsageError(
+                f"{self.name}(feedback={self.feedback}) feeds back to no row of a batch of {config.batch}",
+                f"Use --batch {math.ceil(1 / self.feedback - ROUNDING)} or more.",
             )
         return self
 

@@ -80,9 +80,7 @@ def check_data(folder: Path, manifest: dict[str, Any], name: str) -> None:
 
     before = sessions(folder)
     if not before:
-        warnings.warn(
-            f"{folder} does not say what it was trained on: {ENVIRONMENT} is missing", stacklevel=2
-        )
+        warnings.warn(f"{folder / ENVIRONMENT} does not say what it was trained on", stacklevel=2)
         return
     changed = same_data(before[-1]["data"], manifest)
     if changed is not None:

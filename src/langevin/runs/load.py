@@ -81,7 +81,8 @@ class Run:
         """Where, when and on what data it was trained, the first session first."""
         found = sessions(self.path)
         if not found:
-            raise UsageError(f"there is no {self.path / ENVIRONMENT}", "Bring it back from a copy.")
+            where = self.path / ENVIRONMENT
+            raise UsageError(f"{where} does not say what it was trained on", "Bring it back from a copy.")
         return found
 
     @property

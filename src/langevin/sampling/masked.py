@@ -116,8 +116,9 @@ def generate(
     canvases = [
         begun(tokenizer, request, sampling, model.config, data, context, block) for request in requests
     ]
+    for canvas in canvases:
+        refuse_too_long(model.config, canvas.prompt, len(canvas.tokens) - canvas.prompt)
     longest = max((len(canvas.tokens) for canvas in canvases), default=0)
-    refuse_too_long(model.config, longest, 0)
     if context is not None and longest > context:
         note(f"up to {longest} tokens: beyond the {context} it was trained with")
     eos = model.config.eos_token_id

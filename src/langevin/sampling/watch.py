@@ -69,8 +69,16 @@ def pieces(tokenizer: Any) -> Decode:
     return decode
 
 
+def up_to(step: Step, decode: Decode, text: str) -> Step:
+    """Without the tokens behind a text that was cut at a stop string."""
+    words, end = decode(step.tokens), 1
+    while end < len(words) and len("".join(words[:end]).lstrip()) < len(text.lstrip()):
+        end += 1
+    return Step(step.tokens[:end], step.confidence[:end], step.committed[:end])
+
+
 class Live:
-    """A text in the terminal while it is written; where there is no terminal, the text when it is done.
+    """A text in the terminal while it is written.
 
     with Live(decode, console) as live:
         write(..., watched=lambda index, step: live.show(step))
@@ -85,23 +93,18 @@ class Live:
         self.due = 0.0
 
     def __enter__(self) -> Live:
-        if self.console.is_terminal:
-            self.screen.start()
+        self.screen.start()
         return self
 
-    def __exit__(self, kind: object, *error: object) -> None:
-        if self.console.is_terminal:
-            self._draw(fresh=False)
-            self.screen.stop()
-        elif self.last is not None and kind is None:
-            text = self._text(self.last, None).plain.removesuffix(END)
-            self.console.print(Text(text), soft_wrap=True)
+    def __exit__(self, *error: object) -> None:
+        self._draw(fresh=False)
+        self.screen.stop()
 
     def show(self, step: Step) -> None:
         """The next step, of which the first is how the text begins."""
         self.steps += self.last is not None
         self.last = step
-        if self.console.is_terminal and time.monotonic() >= self.due:
+        if time.monotonic() >= self.due:
             self._draw(fresh=True)
             self.due = time.monotonic() + FRAME_SECONDS
 

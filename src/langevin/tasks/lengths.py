@@ -35,7 +35,8 @@ class Lengths(LanguageModelling):
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
         if objective_of(config).likelihood != "exact":
             raise UsageError(
-                f"the objective {config.objective} gives no token a loss of its own", "Use --objective ar."
+                f"the objective {config.objective} gives no token a loss of its own",
+                "Use the objective ar.",
             )
         if self.mask_documents:
             raise UsageError(

@@ -92,7 +92,8 @@ class Needle(Task):
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
         if objective_of(config).likelihood != "exact":
             raise UsageError(
-                f"the objective {config.objective} does not predict what comes last", "Use --objective ar."
+                f"the objective {config.objective} does not predict what comes last",
+                "Use the objective ar.",
             )
         if config.init is not None:
             raise UsageError(
