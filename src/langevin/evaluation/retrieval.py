@@ -107,6 +107,7 @@ class InWords:
     sentence asks for that of the first key. None of these numbers stands in the text around."""
 
     def __init__(self, model: Any, tokenizer: Any, corpus: Any, needles: int, samples: int) -> None:
+        refuse_unreadable(tokenizer)
         self.model, self.tokenizer, self.needles, self.samples = model, tokenizer, needles, samples
         if not 1 <= needles <= len(KEYS):
             raise UsageError(

@@ -1,7 +1,7 @@
 """Length generalisation: trained at one context, how well is longer text predicted?"""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
@@ -25,12 +25,12 @@ class Lengths(LanguageModelling):
         Metric("nll", "loss", "nats/token", "lower"),
         Metric("rise", "relative change of the loss", "", "lower", signed=True),
     )
-    reported: ClassVar[tuple[str, ...]] = ("nll", "rise")
-    judged: ClassVar[tuple[str, ...]] = ()
+    reported = ("nll", "rise")
+    judged = ()
 
     def tried(self, config: TrainConfig) -> list[int]:
         at = None if self.at == config.context else self.at
-        return sorted({config.context, *read_lengths(self.lengths, config, (1, 2, 4, 8, 16), at)})
+        return sorted({config.context, *contexts(self.lengths, config, (1, 2, 4, 8, 16), at)})
 
     def prepare(self, config: TrainConfig, progress: bool = False) -> Any:
         if objective_of(config).likelihood != "exact":
@@ -118,22 +118,23 @@ def windows_of(split: str, tokens: Any, longest: int) -> int:
     return windows
 
 
-def read_lengths(
-    text: str, config: TrainConfig, times: tuple[int, ...], at: int | None = None
-) -> list[int]:
-    """The lengths that are named, or so many contexts. Raises where learned positions do not reach, and
-    where the one that verdicts are about is not among them."""
+def contexts(text: str, config: TrainConfig, times: tuple[int, ...], at: int | None) -> list[int]:
+    """The lengths that are named, or so many contexts. Raises where learned positions do not reach."""
     learned = config.init is None and config.positions == "learned"
-    lengths = read_numbers(text, "lengths", int) or [config.context * n for n in times]
-    if not text and learned:
-        lengths = [config.context]
-    if min(lengths) < 2:
-        raise UsageError(f"a length of {min(lengths)} is too short", "The least is 2.")
-    if learned and max(lengths) > config.context:
+    lengths = read_lengths(text, [config.context * n for n in ((1,) if learned else times)], at)
+    if learned and lengths[-1] > config.context:
         raise UsageError(
-            f"a length of {max(lengths)} is beyond the {config.context} learned positions of the model",
+            f"a length of {lengths[-1]} is beyond the {config.context} learned positions of the model",
             "Give no longer --lengths, or train with rope, alibi, sinusoidal or no positions.",
         )
+    return lengths
+
+
+def read_lengths(text: str, usual: list[int], at: int | None) -> list[int]:
+    """Raises where the one that verdicts are about is not among them."""
+    lengths = sorted({*(read_numbers(text, "lengths", int) or usual)})
+    if lengths[0] < 2:
+        raise UsageError(f"a length of {lengths[0]} is too short", "The least is 2.")
     if at is not None and at not in lengths:
-        raise UsageError(f"at={at} is no length that is tried", f"Choose one of {sorted(lengths)}.")
-    return sorted(set(lengths))
+        raise UsageError(f"at={at} is no length that is tried", f"Choose one of {lengths}.")
+    return lengths

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
 from langevin.settings import TrainConfig, read_numbers
-from langevin.tasks.lengths import read_lengths
+from langevin.tasks.lengths import contexts, read_lengths
 from langevin.tasks.task import Task, objective_of, register
 
 NOISE = "noise"
@@ -47,14 +47,8 @@ class Needle(Task):
     shows_training = True
     budget = 1_500_000
     usual = {  # noqa: RUF012
-        "data": NOISE,
-        "mixer": "neighbor(iters=1); ssmax",
-        "positions": "none",
-        "layers": 2,
-        "width": 64,
-        "heads": 2,
-        "context": 64,
-        "optimizer": "muon",
+        **{"data": NOISE, "mixer": "neighbor(iters=1); ssmax", "positions": "none", "optimizer": "muon"},
+        **{"layers": 2, "width": 64, "heads": 2, "context": 64},
     }
 
     def __post_init__(self) -> None:
@@ -79,7 +73,7 @@ class Needle(Task):
         return sorted(set(read_numbers(self.depths, "depths", float, "0,0.5,1"))) or [0.5]
 
     def tried(self, config: TrainConfig) -> list[int]:
-        lengths = read_lengths(self.lengths, config, TIMES, self.at)
+        lengths = contexts(self.lengths, config, TIMES, self.at)
         least = max(8, 4 * self.needles if self.form == "mqar" else 2 * self.needles + 2)
         for length in (config.context, *lengths):
             if length < least:
@@ -215,36 +209,23 @@ class Needle(Task):
     ) -> tuple[list[Row], dict[str, Any]]:
         """Needles in words, in a text of the data."""
         from langevin.data import prepare
-        from langevin.evaluation.retrieval import (
-            InWords,
-            by_length_and_depth,
-            refuse_beyond_positions,
-            refuse_unreadable,
-        )
+        from langevin.evaluation.retrieval import InWords, by_length_and_depth, refuse_beyond_positions
 
         if self.form != "needle":
             raise UsageError("recall of many keys is for models trained on it", "Leave form out.")
-        refuse_unreadable(tokenizer)
         corpus = prepare(data, tokenizer=tokenizer.name_or_path, progress=False)
         words = InWords(model.to(device).eval(), tokenizer, corpus, self.needles, self.rows)
         made_for = refuse_beyond_positions(model, 0)
         made_for = made_for or int(getattr(model.config, "max_position_embeddings", None) or IN_WORDS[-1])
-        lengths = sorted(set(read_numbers(self.lengths, "lengths", int)))
-        lengths = lengths or [n for n in IN_WORDS if n <= made_for] or [made_for]
-        if min(lengths) < 2:
-            raise UsageError(f"a length of {min(lengths)} is too short", "The least is 2.")
-        at = self.at or max(lengths)
-        if at not in lengths:
-            raise UsageError(f"at={at} is no length that is tried", f"Choose one of {lengths}.")
-        refuse_beyond_positions(model, max(lengths))
-        if max(lengths) >= len(words.text):
-            raise UsageError(f"the text has {len(words.text)} tokens, too few for {max(lengths)}")
+        usual = [n for n in IN_WORDS if n <= made_for] or [made_for]
+        lengths = read_lengths(self.lengths, usual, self.at)
+        at, longest = self.at or lengths[-1], lengths[-1]
+        refuse_beyond_positions(model, longest)
+        if longest >= len(words.text):
+            raise UsageError(f"the text has {len(words.text)} tokens, too few for {longest}")
         at_once = {n: max(1, batch * 128 // n) for n in lengths}
         rows, _ = by_length_and_depth(
-            lambda n, depth: words.trial(n, depth, at_once[n], device),
-            lengths,
-            self.tried_depths,
-            at,
+            lambda n, depth: words.trial(n, depth, at_once[n], device), lengths, self.tried_depths, at
         )
         guessing = {"a number of the row": 1 / self.needles}
         return rows, {"at": at, "rows of a cell": self.rows, "guessing": guessing}
