@@ -18,6 +18,7 @@ from langevin.data import hub, labelled, order, tables
 from langevin.data.corpus import same_data
 from langevin.data.examples import LabelledTexts, few_lengths
 from langevin.data.synthetic.listops import LRA, NYU, ListOps
+from langevin.data.tokenizers import UNKNOWN
 from langevin.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*longer than the context")
@@ -76,6 +77,12 @@ def test_formats_hold_the_same_rows(tmp_path: Path, suffix: str) -> None:
         path.write_text("".join(f"{t}{mark}{y}\n" for t, y in [("text", "label"), *rows]))
     found = data.prepare_labelled(str(path), "bytes", context=64)
     assert sorted(map(len, (found.labels(s) for s in ("train", "valid", "test")))) == [3, 3, 34]
+
+
+def test_a_classifier_of_characters_reads_those_that_no_split_has(tmp_path: Path) -> None:
+    found = data.prepare_labelled(str(table(tmp_path / "my.csv", numbered(60))), "chars", context=64)
+    assert found.tokenizer.convert_ids_to_tokens(found.tokenizer("t😀").input_ids) == ["t", UNKNOWN]
+    assert found.vocab_size == len(found.tokenizer)
 
 
 def test_a_folder_with_train_and_test_gets_its_validation_from_train(tmp_path: Path) -> None:

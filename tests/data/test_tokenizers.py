@@ -82,6 +82,10 @@ def test_characters_that_train_does_not_have_become_an_explicit_token():
     assert it.tokenizer.encode("adé") == ids.tolist()
 
 
+def test_a_language_model_of_characters_has_no_token_that_no_split_needs():
+    assert made("chars", "abc", ["cab"]).tokenizer.unk_token is None
+
+
 def test_bpe_is_the_same_when_trained_again():
     text = TEXT * 3 + "the cat sat on the mat. " * 20
     assert made("bpe-320", text).tokenizer.get_vocab() == made("bpe-320", text).tokenizer.get_vocab()

@@ -137,7 +137,7 @@ def find(name: str, text_column: str | None, label_column: str | None) -> Source
     """The set of this name, or the table, or the folder of tables; a UsageError says what is missing."""
     if name in GENERATED:
         made = GENERATED[name][1]
-        return Source(name, "spaces", made.identity(), lambda: texts_of(made.read(), name))
+        return Source(name, "spaces", made.identity(), lambda: texts_of(made.read(), name), labelled=True)
     if name in NAMED:
         files, read = NAMED[name].find(name)
         groups, usual, path = {split: [file] for split, file in files.items()}, USUAL_TOKENIZER, None
@@ -161,7 +161,7 @@ def find(name: str, text_column: str | None, label_column: str | None) -> Source
         rows = {split: [row for file in files for row in read(file)] for split, files in groups.items()}
         return texts_of(rows, name if path is None else path.name)
 
-    return Source(name if path is None else path.name, usual, identity, opened, path)
+    return Source(name if path is None else path.name, usual, identity, opened, path, labelled=True)
 
 
 def _from_the_hub(name: str, columns: dict[str, str]) -> Path:

@@ -57,10 +57,11 @@ LOOKED_AT = 1 << 20
 def tokenised(source: Source, tokenizer: str, progress: bool) -> Corpus:
     """The corpus of a source and a tokenizer: from the cache where it is whole, else built."""
     loaded = None if tokenizers.is_made_here(tokenizer) else tokenizers.load(tokenizer)
+    made = {"name": tokenizer, "any text": True} if _takes_any(source, tokenizer) else {"name": tokenizer}
     recipe = {
         "format": FORMAT,
         "source": {"name": source.name, **source.identity},
-        "tokenizer": {"name": tokenizer}
+        "tokenizer": made
         if loaded is None
         else {"name": Path(tokenizer).name, "sha256": tokenizers.fingerprint(loaded)},
     }
@@ -69,6 +70,11 @@ def tokenised(source: Source, tokenizer: str, progress: bool) -> Corpus:
     folder = cache_root() / "tokens" / f"{label}-{key}"
     kept(folder, lambda place: build(place, source, tokenizer, loaded, recipe, progress), source.name)
     return _opened(folder, source)
+
+
+def _takes_any(source: Source, tokenizer: str) -> bool:
+    """Whether characters that no split has need a token: classes are asked for of texts that come later."""
+    return source.labelled and tokenizer == "chars"
 
 
 def kept(folder: Path, build: Callable[[Path], None], name: str) -> None:
@@ -139,7 +145,10 @@ def build(
         train, others = (
             (text for split in some for text, _ in texts.pieces(split)) for some in (SPLITS[:1], SPLITS[1:])
         )
-        tokenizer = tokenizers.make(name, train, others) if loaded is None else loaded
+        if loaded is None:
+            tokenizer = tokenizers.make(name, train, others, any_text=_takes_any(source, name))
+        else:
+            tokenizer = loaded
         tokenizer.save_pretrained(folder / "tokenizer")
         size = tokenizers.vocabulary(tokenizer)
         dtype = np.dtype("<u2" if size <= SMALL else "<u4")

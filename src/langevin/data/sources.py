@@ -32,6 +32,8 @@ class Source:
     read: Callable[[], Texts]
     path: Path | None = None
     """Where a local text was found."""
+    labelled: bool = False
+    """Whether its documents have classes."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 UNKNOWN = "<|unknown|>"
-"""Stands for characters that the training text does not have, where another split does."""
+"""Stands for characters that the training text does not have, where another split does, or may."""
 
 OTHER = "<|other|>"
 """Stands for words that are not in the vocabulary."""
@@ -63,13 +63,19 @@ def is_made_here(name: str) -> bool:
     return True
 
 
-def make(name: str, texts: Iterable[str], others: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Make a tokenizer from the training texts. The others only decide whether chars needs `UNKNOWN`."""
+def make(
+    name: str, texts: Iterable[str], others: Iterable[str], *, any_text: bool = False
+) -> PreTrainedTokenizerFast:
+    """Make a tokenizer from the training texts. The others only decide whether chars needs `UNKNOWN`.
+
+    any_text: it needs it whatever they have. A classifier is asked about texts of others; a language model
+    writes, and a token that no training text has would only take probability from the rest.
+    """
     if name == "bytes":
         return _wrapped(_bytes())
     if name == "chars":
         characters = sorted(set(chain.from_iterable(texts)))
-        has_unknown = not set(characters).issuperset(chain.from_iterable(others))
+        has_unknown = any_text or not set(characters).issuperset(chain.from_iterable(others))
         return _wrapped(_chars(characters, has_unknown), UNKNOWN if has_unknown else None)
     if name in ("words", "spaces"):
         return _wrapped(_words(name == "words", texts), OTHER)
