@@ -79,6 +79,17 @@ def test_formats_hold_the_same_rows(tmp_path: Path, suffix: str) -> None:
     assert sorted(map(len, (found.labels(s) for s in ("train", "valid", "test")))) == [3, 3, 34]
 
 
+def test_rows_of_jsonl_without_a_text_or_a_label_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "my.jsonl"
+    rows: list[dict[str, object]] = [{"text": t, "label": y} for t, y in numbered(60)]
+    rows += [{"label": 1}, {"text": None, "label": 1}, {"text": "nobody's"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.warns(UserWarning, match="left out: . rows without a (text|label)"):
+        found = data.prepare_labelled(str(path), "bytes", context=64)
+    left_out = found.manifest["facts"]["left out"]
+    assert left_out == {"rows without a text": 2, "rows without a label": 1}
+
+
 def test_a_classifier_of_characters_reads_those_that_no_split_has(tmp_path: Path) -> None:
     found = data.prepare_labelled(str(table(tmp_path / "my.csv", numbered(60))), "chars", context=64)
     assert found.tokenizer.convert_ids_to_tokens(found.tokenizer("t😀").input_ids) == ["t", UNKNOWN]

@@ -31,7 +31,7 @@ def rows(path: Path, column: str | None) -> Iterator[str]:
 
 def records(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """The fields of every row in these columns, the first of which holds texts; all by name, or all by
-    number where a file has no header."""
+    number where a file has no header. What a row of JSON Lines or Parquet does not have is empty."""
     suffix = path.suffix.lower()
     if suffix in JSON_LINES:
         return _json_fields(path, columns)
@@ -83,6 +83,7 @@ def _quotes_pair_up(path: Path) -> bool:
 
 
 def _json_fields(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    missing, there = set(columns), dict[str, None]()
     for number, line in enumerate(_lines(read_text(path)), 1):
         if not line.strip():
             continue
@@ -90,17 +91,18 @@ def _json_fields(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError("it is no object")
-            if not all(column in row for column in columns):
-                raise _no_column(path, columns, row)
-            fields = _told(columns, [row[column] for column in columns])
-        except UsageError:
-            raise
+            fields = _told(columns, [row.get(column) for column in columns])
         except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"{path} line {number} cannot be read: {error}",
                 f'Every line must be a JSON object such as {{"{columns[0]}": "Once upon a time ..."}}.',
             ) from None
+        if missing:  # from every row so far
+            missing.difference_update(row)
+            there.update(dict.fromkeys(row))
         yield fields
+    if missing:
+        raise _no_column(path, columns, there)
 
 
 def _parquet_fields(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -125,9 +127,10 @@ def _parquet_fields(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, .
 
 
 def _told(columns: Sequence[str], values: list[object]) -> tuple[str, ...]:
-    """Values as they would stand in a CSV file; the first must be a text."""
+    """Values as they would stand in a CSV file; the first must be a text, or missing."""
     for column, value in zip(columns, values, strict=True):
-        plain = isinstance(value, str) or (column != columns[0] and not isinstance(value, list | dict))
+        plain = value is None or isinstance(value, str)
+        plain = plain or (column != columns[0] and not isinstance(value, list | dict))
         if not plain:
             raise ValueError(f"{column!r} is {json.dumps(value, default=str)[:40]}, not a text")
     fields = tuple("" if value is None else str(value) for value in values)
