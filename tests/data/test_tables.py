@@ -67,6 +67,22 @@ def test_quotes_of_a_tsv_file_that_do_not_pair_up_are_characters(tmp_path):
     assert list(tables.rows(path, None)) == ['"I Am Curious" is a film', '5" long']
 
 
+def test_quotes_of_a_tsv_file_that_pair_up_by_chance_swallow_no_rows(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('label\ttext\n0\t"Never again\n1\tfine\n\n0\tno more"\n1\tlast\n')
+    assert list(tables.rows(path, None)) == ['"Never again', "fine", 'no more"', "last"]
+    path.write_text('a\ttext\tb\n"x\tone\t2"\ny\ttwo\t3\n')
+    assert list(tables.rows(path, None)) == ["one", "two"]
+
+
+def test_quotes_around_fields_of_a_tsv_file_are_taken_off(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('id\ttext\n0\t"she said ""no"""\n1\t"plain"\n')
+    assert list(tables.rows(path, None)) == ['she said "no"', "plain"]
+    path.write_text('text\n"two\nlines"\none\n')
+    assert list(tables.rows(path, None)) == ["two\nlines", "one"]
+
+
 def test_what_a_row_of_jsonl_does_not_have_is_empty(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -41,7 +42,7 @@ def records(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
 def _fields(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
     csv.field_size_limit(LONGEST_FIELD)
     delimiter = DELIMITERS[path.suffix.lower()]
-    plain = delimiter == "\t" and not _quotes_pair_up(path)
+    plain = delimiter == "\t" and not _quotes_hold_fields(path)
     table = csv.reader(
         _lines(read_text(path)),
         delimiter=delimiter,
@@ -72,14 +73,24 @@ def _fields(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
         ) from None
 
 
-def _quotes_pair_up(path: Path) -> bool:
-    """Whether quotes in a TSV file stand around fields, as in CSV; often they are part of the text."""
+def _quotes_hold_fields(path: Path) -> bool:
+    """Whether quotes in a TSV file stand around fields, as in CSV; often they are part of the text.
+
+    Those of a text may pair up by chance and would then swallow the tabs and lines between them, which are
+    the same in number as elsewhere. So they are characters where every line has as many tabs, one or more,
+    and a row with quotes is not what its line is, unless quotes within are doubled there, as CSV has it.
+    """
+    lines = Counter(line.count("\t") for line in _lines(read_text(path)) if line.strip("\r\n"))
+    rows, doubled = Counter[int](), False
     try:
-        for _ in csv.reader(_lines(read_text(path)), delimiter="\t", strict=True):
-            pass
+        for row in csv.reader(_lines(read_text(path)), delimiter="\t", strict=True):
+            if row:
+                rows[len(row) - 1] += 1
+                doubled |= any('"' in field and ("\t" in field or "\n" in field) for field in row)
     except csv.Error:
         return False
-    return True
+    even = len(lines) == 1 and 0 not in lines
+    return rows == lines or doubled or not even
 
 
 def _json_fields(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
