@@ -163,6 +163,10 @@ def test_padding_and_company_change_nothing(exported: Any) -> None:
         (lambda at: (at / "labels.json").unlink(), "no labels.json beside it"),
         (lambda at: (at / "tokenizer.json").write_text("{}"), "tokenizer.json .* of another model"),
         (lambda at: (at / "labels.json").write_text("{}"), "labels.json .* of another model"),
+        *(
+            (lambda at, some=some: (at / "labels.json").write_bytes(some), "labels.json .* or damaged")
+            for some in (b'{"labels": ["a", "b', b"[1]", b"null", b"", b"\x80\xff\x00\x01", b"[" * 100_000)
+        ),
         (lambda at: (at / "model.onnx").write_text("nothing"), "cannot be run"),
         (lambda at: foreign(at / "model.onnx"), "not a classifier made by langevin"),
     ],

@@ -32,7 +32,7 @@ class OnnxClassifier:
 
     def __init__(self, file: Path, *, batch: int = 64, threads: int = 0) -> None:
         told, stored = _read(file, LABELS), _read(file, TOKENIZER)
-        labels = json.loads(told) if told else {}
+        labels = _object(told)
         self.names: list[str] = labels.get("labels", [])
         self.text_column: str | None = labels.get("text_column")
         if stored and checksum(stored) == labels.get("tokenizer"):  # first: the session takes what it frees
@@ -48,7 +48,8 @@ class OnnxClassifier:
                 raise UsageError(f"{file} has no {name} beside it", "Keep the files of an export together.")
             if checksum(content) != (known or labels["tokenizer"]):
                 raise UsageError(
-                    f"the {name} beside {file} is of another model", "Keep the files of an export together."
+                    f"the {name} beside {file} is of another model, or damaged",
+                    "Keep the files of an export together.",
                 )
         self.reads: dict[str, Any] = {
             "around": (labels["before"], labels["behind"]),
@@ -76,6 +77,15 @@ def checksum(content: bytes) -> str:
 def _read(file: Path, name: str) -> bytes | None:
     beside = file.parent / name
     return beside.read_bytes() if beside.is_file() else None
+
+
+def _object(content: bytes | None) -> dict[str, Any]:
+    """What labels.json says, or nothing if it is damaged: its checksum tells, once there is a session."""
+    try:
+        found = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def session_of(file: Path, threads: int) -> Any:
