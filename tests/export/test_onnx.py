@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import csv
+import errno
 import json
 import platform
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -198,6 +200,22 @@ def test_a_file_that_says_something_else_is_not_kept(
     with pytest.raises(WorkError, match="nothing was written"):
         to_onnx.export(run, tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["out", "there/out"])
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(
+    run: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(dir: Path) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system", str(dir))
+
+    (tmp_path / "there" / "out").mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", refused)
+    monkeypatch.setattr(to_onnx, "graph_of", lambda model: pytest.fail("it was exported"))
+    assert cli.main(["export", str(run.path), "--out", str(tmp_path / name)]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be written: Read-only file system" in said
+    assert "Choose another --out." in said
 
 
 def test_a_folder_with_something_in_it_is_left_alone(run: Any, exported: Any) -> None:

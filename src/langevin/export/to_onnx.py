@@ -171,6 +171,7 @@ def export(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UsageError(f"{error.name} is not installed", "Run pip install 'langevin[edge]'.") from None
+    _check_writable(out)
     data = run.task.prepare(run.config)
     check_data(run.path, data.manifest, run.config.data)
     rows = some_rows(data, split, limit)
@@ -213,6 +214,16 @@ def export(
         for made in Path(folder).iterdir():
             os.replace(made, out / made.name)
     return measured
+
+
+def _check_writable(out: Path) -> None:
+    """By writing: files are made in a folder beside it, and then moved into it."""
+    try:
+        for folder in (out.parent, *([out] if out.exists() else [])):
+            with tempfile.TemporaryDirectory(dir=folder):
+                pass
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}", "Choose another --out.") from None
 
 
 def _write_texts(run: Any, names: list[str], folder: Path) -> str:
