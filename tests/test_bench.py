@@ -6,8 +6,10 @@ import sys
 import pytest
 import torch
 
+from langevin import cli
 from langevin.bench.edge import bench_edge, draw
 from langevin.bench.mixers import Settings, bench_mixers, peak_memory
+from langevin.cli.mixers import Bench
 from langevin.mixers import names
 from langevin.settings import TrainConfig
 
@@ -92,6 +94,16 @@ def test_compiled_cases_do_not_crowd_each_other_out():
 
     rows = bench_mixers(["ssmax", "heat(t=0.28)"], replace(TINY, lengths=(24,), compile=True))["rows"]
     assert len(rows) == 6
+
+
+@pytest.mark.parametrize("name", ["there.png", "there.png/below"])
+def test_a_place_where_no_pictures_can_be_drawn_is_told_before_measuring(
+    tmp_path, monkeypatch, capsys, name
+):
+    (tmp_path / "there.png").write_text("")
+    monkeypatch.setattr(Bench, "_measured", lambda *given: pytest.fail("it was measured"))
+    assert cli.main(["bench", "edge", "--plot", str(tmp_path / name)]) == 2
+    assert "there.png is no folder" in capsys.readouterr().err
 
 
 def test_classifiers_of_as_many_parameters_stand_beside_one_of_another_shape(tmp_path):

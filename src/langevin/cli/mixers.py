@@ -277,6 +277,10 @@ class Bench:
         for length in self.lengths:
             check_count("length", length)
         check_folder(self.json)
+        if self.what == "edge" and self.plot is not None:
+            there = next(place for place in (self.plot, *self.plot.absolute().parents) if place.exists())
+            if not there.is_dir():
+                raise UsageError(f"{there} is no folder", "Choose another --plot.")
         with console_for(stderr=True).status("measuring") as status:
             result = self._measured(status.update)
         for part in dict.fromkeys(row.get("part", self.what) for row in result["rows"]):
