@@ -40,6 +40,15 @@ def test_the_call_of_the_readme_gives_results_a_model_and_a_folder(listops: Path
     assert (log_dir / "evaluation-test.json").is_file()
 
 
+def test_the_columns_of_a_table_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANGEVIN_CACHE", str(tmp_path / "cache"))
+    path, named = tmp_path / "my.csv", {"text_column": "review", "label_column": "stars"}
+    path.write_text("review,stars\n" + "".join(f"text {i},{i % 3}\n" for i in range(60)))
+    _, model, log_dir = langevin.run_experiment(str(path), **named, **SMALL, out=tmp_path / "run")
+    assert model.config.num_labels == 3
+    assert langevin.load(log_dir).task.text_column == "review"
+
+
 def test_what_it_is_told_goes_first_and_a_wrong_word_is_refused(listops: Path) -> None:
     told = {"dataset_name": "lra_listops", "data_dir": listops, **SMALL}
     _, model, log_dir = langevin.run_experiment(

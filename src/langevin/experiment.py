@@ -26,6 +26,8 @@ def run_experiment(
     experiment_name: str = "diffusion_experiment",
     *,
     data_dir: str | Path | None = None,
+    text_column: str | None = None,
+    label_column: str | None = None,
     quiet: bool = False,
     **settings: Any,
 ) -> tuple[dict[str, float], Any, Path]:
@@ -36,12 +38,15 @@ def run_experiment(
 
     dataset_name: imdb, ag_news, lra_listops, or whatever `langevin train --task classify` takes as data.
     data_dir: a folder with tables of the splits instead, such as the basic_*.tsv of lra_listops.
+    text_column, label_column: of your own table; None for text and label.
     settings: of `langevin train`; they go first (`mixer="softmax"`, `layers=4`, `seed=1`, `out=...`).
     """
     out = Path(settings.pop("out", Path("runs") / experiment_name))
     own = dataset_name in LISTOPS and data_dir is not None
+    columns = {"text_column": text_column, "label_column": label_column}
+    named = {name: column for name, column in columns.items() if column is not None}
     theirs = {
-        "task": written(Classify(**LISTOPS_COLUMNS if own else {})),
+        "task": written(Classify(**{**(LISTOPS_COLUMNS if own else {}), **named})),
         "data": str(data_dir or LISTOPS.get(dataset_name, dataset_name)),
         "tokenizer": "spaces" if own else None,
         "mixer": f"neighbor(iters={num_iters}, alpha={alpha})",
