@@ -118,7 +118,8 @@ def test_a_folder_with_train_and_test_gets_its_validation_from_train(tmp_path: P
     [
         ([(f"text {i}", "x") for i in range(30)], "one class only, 'x'"),
         ([(f"text {i}", i) for i in range(40)], "40 labels in 40 training rows"),
-        ([("", 1), (" ", 2)], "no rows for train"),
+        ([], "bad.csv has no rows\nA table"),
+        ([("", 1), (" ", 2)], "no rows for train: left out are 2 rows without a text"),
         ([("a", 1), ("b", 2), ("c", 1), ("d", 2)], "no rows for valid"),
     ],
 )
@@ -127,6 +128,21 @@ def test_what_cannot_be_learned_is_refused_in_a_line(
 ) -> None:
     with pytest.raises(UsageError, match=says):
         data.prepare_labelled(str(table(tmp_path / "bad.csv", rows)), "bytes", context=8)
+
+
+def test_a_train_that_stands_in_test_is_refused_with_the_count(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        table(tmp_path / f"{split}.csv", numbered(60))
+    said = "no rows for train: left out are 54 train rows that also stand in valid or test"
+    with pytest.raises(UsageError, match=said):
+        data.prepare_labelled(str(tmp_path), "bytes", context=8)
+
+
+def test_labels_of_more_digits_than_python_reads_are_in_the_order_of_texts(tmp_path: Path) -> None:
+    labels = ["10", "9", "1" * 5000]
+    rows: list[tuple[object, object]] = [(f"text {i}", labels[i % 3]) for i in range(60)]
+    found = data.prepare_labelled(str(table(tmp_path / "my.csv", rows)), "bytes", context=16)
+    assert found.classes == sorted(labels)
 
 
 def test_labels_that_train_does_not_have_are_named(tmp_path: Path) -> None:
@@ -149,6 +165,14 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "my.csv").write_bytes(b"text,label\ncaf\xe9,1\n")
     with pytest.raises(UsageError, match="not UTF-8 text: byte 0xe9"):
         data.prepare_labelled(str(tmp_path / "my.csv"), context=8)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_file_of_utf16_is_refused_with_what_converts_it(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "my.csv").write_bytes("\ufefftext,label\na,1\n".encode(encoding))
+    with pytest.raises(UsageError, match="not UTF-8 text") as told:
+        data.prepare_labelled(str(tmp_path / "my.csv"), context=8)
+    assert "iconv -f UTF-16 -t UTF-8 my.csv" in told.value.remedy
 
 
 def test_parquet_says_what_reads_it(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ Rows = list[tuple[str, str]]  # texts and labels
 Read = Callable[[Path], Iterator[tuple[str, str]]]
 
 MOST_CLASSES, FEW_CLASSES = 0.5, 10  # of the rows of train: more are no classes, unless they are few
+MOST_DIGITS = 4000  # of a label that is a number; Python reads 4,300
 USUAL_LABEL = "label"
 ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
@@ -213,7 +214,7 @@ def apart(rows: dict[str, Rows], name: str, gone: Counter[str]) -> tuple[dict[st
         gone[f"{later} rows that also stand in {' or '.join(earlier)}"] = len(splits[later]) - len(alone)
         splits[later] = alone
     left_out = {what: count for what, count in gone.items() if count}
-    return splits, {"classes": _classes(splits, name), "left out": left_out}
+    return splits, {"classes": _classes(splits, name, left_out), "left out": left_out}
 
 
 def _cut(rows: dict[str, Rows]) -> dict[str, Rows]:
@@ -231,8 +232,10 @@ def _cut(rows: dict[str, Rows]) -> dict[str, Rows]:
     return splits
 
 
-def _classes(splits: dict[str, Rows], name: str) -> list[str]:
+def _classes(splits: dict[str, Rows], name: str, left_out: dict[str, int]) -> list[str]:
     """The labels of train, numbers in their order; raises where nothing can be learned from them."""
+    if not any(splits.values()) and not left_out:
+        raise UsageError(f"{name} has no rows", "A table has a row for each text, below its header.")
     labels = {split: Counter(label for _, label in rows) for split, rows in splits.items()}
     found = labels["train"]
     if len(found) > MOST_CLASSES * len(splits["train"]) and len(found) > FEW_CLASSES:
@@ -242,9 +245,12 @@ def _classes(splits: dict[str, Rows], name: str) -> list[str]:
         )
     for split, rows in splits.items():
         if not rows:
+            others = tuple(f"{other} rows" for other in SPLITS if other != split)
+            gone = [f"{n:,} {what}" for what, n in left_out.items() if not what.startswith(others)]
+            told = f": left out are {', '.join(gone)}" if gone else ""
             raise UsageError(
-                f"{name} has no rows for {split}",
-                "Ten different ones of a class or more make all three.",
+                f"{name} has no rows for {split}{told}",
+                "Each split needs its own; ten different ones of a class or more make all three.",
             )
     if len(found) < 2:
         raise UsageError(
@@ -259,5 +265,5 @@ def _classes(splits: dict[str, Rows], name: str) -> list[str]:
                 f"{', '.join(map(repr, other[:5]))}{' ...' if other[5:] else ''}",
                 "Add such rows to train, or take them out.",
             )
-    whole = all(label.removeprefix("-").isdecimal() for label in found)
+    whole = all(label.removeprefix("-").isdecimal() and len(label) <= MOST_DIGITS for label in found)
     return sorted(found, key=(lambda label: (int(label), label)) if whole else None)

@@ -64,9 +64,11 @@ def read_text(path: Path) -> Iterator[str]:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 offset = read - len(error.object) + error.start
+                wide = offset == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
                 raise UsageError(
                     f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at offset {offset}",
-                    f"Convert it, for example with iconv -f LATIN1 -t UTF-8 {path.name}",
+                    f"Convert it, for example with iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8 "
+                    f"{path.name}",
                 ) from None
             empty = empty and not text.strip()
             if text:
