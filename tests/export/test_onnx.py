@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from langevin import cli
-from langevin.cli.exported import light
+from langevin.cli.exported import light, show
 from langevin.data.tokenizers import make
 from langevin.errors import UsageError, WorkError
 from langevin.export import to_onnx
@@ -41,7 +41,8 @@ def told(capsys: pytest.CaptureFixture[str], model: Path, *texts: str) -> list[d
 
 
 def test_a_file_says_what_the_run_says(run: Any, exported: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    ours, theirs = (told(capsys, at, *TEXTS) for at in (run.path, exported[0] / "model.onnx"))
+    texts = [text for text in TEXTS if text]
+    ours, theirs = (told(capsys, at, *texts) for at in (run.path, exported[0] / "model.onnx"))
     for one, other in zip(ours, theirs, strict=True):
         assert one["label"] == other["label"]
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
@@ -156,6 +157,21 @@ def test_padding_and_company_change_nothing(exported: Any) -> None:
     classify = OnnxClassifier(exported[0] / "model.onnx", batch=8)
     alone = np.concatenate([classify([text]) for text in TEXTS])
     np.testing.assert_allclose(classify(TEXTS), alone, atol=1e-6)
+
+
+@pytest.mark.parametrize("flags", [[], ["--batch", "3"]], ids=["light", "parser"])
+def test_an_empty_text_has_no_class(
+    exported: Any, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["predict", str(exported[0] / "model.onnx"), "--text", "fine", " ", *flags]
+    assert cli.main(command) == 2
+    assert "text 2 of 2 is empty" in capsys.readouterr().err
+
+
+def test_names_and_texts_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    show("text", [":cat: [b]"], [":smile:", "[i]"], [[0.7, 0.3]], False)
+    shown = capsys.readouterr().out
+    assert all(part in shown for part in (":cat: [b]", ":smile:", "[i] 30.0%"))
 
 
 @pytest.mark.parametrize(

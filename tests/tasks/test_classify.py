@@ -202,6 +202,10 @@ def test_what_cannot_be_predicted_is_told(
         (["--file", str(tmp_path / "in.csv"), "--out", str(tmp_path / "o.csv")], "it has 'other'"),
         (["--file", str(tmp_path / "in.csv"), "--out", str(there)], "is there already"),
         (["--file", str(tmp_path / "no.csv"), "--out", str(tmp_path / "o.csv")], "no such file"),
+        (["--file", "-", "--out", str(tmp_path / "o.csv")], "--file wants a file"),
+        (["--file", "/dev/null", "--out", str(tmp_path / "o.csv")], "--file wants a file"),
+        (["--file", str(tmp_path / "in.csv"), "--out", str(tmp_path / "o.csv"), "--json"], "no JSON"),
+        (["--text", ""], "text 1 of 1 is empty"),
         ([], "texts, images or a file"),
         (["--text", "a", "--out", "b.csv"], "go together"),
     ):

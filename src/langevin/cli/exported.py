@@ -31,6 +31,7 @@ def light(given: list[str]) -> Callable[[], int] | None:
 
 
 def predict(file: Path, texts: list[str], as_json: bool) -> int:
+    check_texts(texts)
     classify = opened(file)
     names, found = classify.names, classify(texts)
     del classify
@@ -46,6 +47,13 @@ def _give_back() -> None:
 
         with suppress(AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """A text of nothing has no class, here as in a table."""
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            raise UsageError(f"text {number} of {len(texts)} is empty", "Give every --text some words.")
 
 
 def opened(file: Path, batch: int = 64) -> OnnxClassifier:

@@ -67,8 +67,16 @@ class Predict:
             )
         if (self.file is None) != (self.out is None):
             raise UsageError("--file and --out go together", "Give both: --file in.csv --out out.csv.")
+        if self.file is not None and self.json:
+            raise UsageError("--file writes a CSV file, and no JSON", "Leave --json out.")
+        exported.check_texts(self.text)
         check_folder(self.out)
         if self.file is not None and not self.file.is_file():
+            if self.file.exists() or str(self.file) == "-":
+                raise UsageError(
+                    f"--file wants a file, which is read twice, not {self.file}",
+                    "Save the rows in one, such as in.csv.",
+                )
             raise UsageError(f"no such file: {self.file}", "Check the path.")
         classify, names, column, digest = self._opened()
         if self.file is None or self.out is None:

@@ -18,10 +18,10 @@ LONGEST = 80  # characters of a text
 
 
 def console_for(stderr: bool = False) -> Console:
-    """Wide enough for a table when the output is a file."""
-    console = Console(stderr=stderr, highlight=False)
+    """Wide enough for a table when the output is a file. A class named `:smile:` is shown as it is."""
+    console = Console(stderr=stderr, highlight=False, emoji=False)
     if not console.is_terminal:
-        console = Console(stderr=stderr, highlight=False, width=140)
+        console = Console(stderr=stderr, highlight=False, emoji=False, width=140)
     return console
 
 
