@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from langevin import cli
 from langevin.errors import UsageError
 from langevin.evaluation.rows import Metric, Row
 from langevin.runs import train
 from langevin.studies.results import ArmResult, RunResult
-from studies.small_study import compared, plan, results_in, settings
+from studies.small_study import compared, flags, plan, results_in, settings
 
 NEAR = Metric("judge_gap", "judge gap", "nats/token", "near zero")
 
@@ -46,6 +47,21 @@ def test_a_study_goes_on_only_with_the_judge_that_it_began_with(tmp_path: Path, 
     other = train(settings(tmp_path, mixer="softmax", seed=8), tmp_path / "other", quiet=True)[0].path
     with pytest.raises(UsageError, match="was planned with"):
         compared(plan(tmp_path, judge=str(other), **told), tmp_path / "study")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("objective", "samples", "said"),
+    [("masked", 4, "does not predict the next token"), ("ar", 5000, "and --samples asks for 5000")],
+)
+def test_a_judge_that_cannot_judge_is_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], objective: str, samples: int, said: str
+) -> None:
+    config = settings(tmp_path, mixer="softmax", objective=objective)
+    judge = train(config, tmp_path / "judge", quiet=True)[0].path
+    words = flags(tmp_path, judge=judge, samples=samples, workers=0, out=tmp_path / "study")
+    assert cli.main(["compare", "softmax", "ssmax", "--seeds", "0", *words]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "study").exists()
 
 
 @pytest.mark.parametrize(

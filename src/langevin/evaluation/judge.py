@@ -61,24 +61,26 @@ class Judge:
         return Judge(name, model, load(where), weights)
 
     def rows(self, texts: list[str]) -> list[list[int]]:
-        """The tokens of each text, from its beginning-of-text token on."""
+        """The tokens of each text, from its beginning-of-text token on; refused where the model has no such
+        token, or fewer than its tokenizer."""
         start = self.tokenizer.bos_token_id
         start = self.tokenizer.eos_token_id if start is None else start
         if start is None:
             raise UsageError(f"{self.name} has no token that a text begins with", "Choose another judge.")
         longest = getattr(self.model.config, "max_position_embeddings", None)
         found = encoder(self.tokenizer)(texts, False) if texts else ()
-        return [[start, *ids.tolist()][:longest] for ids, _ in found]
-
-    @torch.no_grad()
-    def judged(self, texts: list[str], told: Callable[[int], None] = lambda done: None) -> Judged:
-        """In batches of similar length; told how many texts have been read."""
-        rows, device, size = self.rows(texts), self.model.device, self.model.config.vocab_size
+        rows, size = [[start, *ids.tolist()][:longest] for ids, _ in found], self.model.config.vocab_size
         if any(max(row) >= size for row in rows):
             raise UsageError(
                 f"{self.name} has a tokenizer with more tokens than the model's {size}",
                 "Choose another judge.",
             )
+        return rows
+
+    @torch.no_grad()
+    def judged(self, texts: list[str], told: Callable[[int], None] = lambda done: None) -> Judged:
+        """In batches of similar length; told how many texts have been read."""
+        rows, device, size = self.rows(texts), self.model.device, self.model.config.vocab_size
         nll, features = np.zeros(len(rows)), torch.zeros(len(rows), 0)
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         while order:

@@ -128,11 +128,8 @@ def measure(
     real text, which stand nowhere in particular; and what else is to be said."""
     wanted.check()
     run.objective.sampler()  # which may refuse
+    real, others = held_out(corpus, split, wanted, run.config.context)
     judge, encode = Judge.read(wanted.judge, device), encoder(run.tokenizer)
-    other = "valid" if split == "test" else "test"
-    longest = wanted.sampling.tokens or run.config.context - 1
-    real = real_texts(corpus, split, wanted.samples, longest)
-    others = real_texts(corpus, other, wanted.samples, longest, fewer=True)
     run.model.to(device)
 
     def read(at: dict[str, Any], texts: list[str], costs: dict[str, float]) -> Texts:
@@ -299,6 +296,15 @@ def in_training(train: NDArray[Any], texts: list[Tokens]) -> Array:
         place = np.minimum(np.searchsorted(asked, grams), len(asked) - 1)
         known[place[asked[place] == grams]] = True
     return np.array([known[np.searchsorted(asked, grams)].sum() for grams in own], np.float64)
+
+
+def held_out(corpus: Corpus, split: str, wanted: Wanted, context: int) -> tuple[list[str], list[str]]:
+    """As many real texts of a split as will be written, and others of another split for the ceiling of
+    MAUVE; refused where there are too few, which is known before anything is trained."""
+    other = "valid" if split == "test" else "test"
+    longest = wanted.sampling.tokens or context - 1
+    real = real_texts(corpus, split, wanted.samples, longest)
+    return real, real_texts(corpus, other, wanted.samples, longest, fewer=True)
 
 
 def real_texts(corpus: Corpus, split: str, count: int, longest: int, fewer: bool = False) -> list[str]:

@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeVar
 
 from langevin.environment import pick_device
 from langevin.errors import UsageError, WorkError, one_line
+from langevin.evaluation.judge import Judge
+from langevin.evaluation.quality import held_out
 from langevin.evaluation.rows import Row
 from langevin.models import pretrained
 from langevin.runs.files import read_json, sha256
@@ -62,6 +64,7 @@ def compare(
     before = begun(folder)
     device = pick_device(plan.parts[0].config.device)
     data = [TASKS.parse(p.config.task).prepare(_any_run(plan, p), progress=not quiet) for p in plan.parts]
+    judge = _judge(plan, data) if plan.judge else {}
     plan = terms.in_units(plan, data)
     sizes = terms.all_sizes(plan, data)
     plan = terms.spelled_out(plan, sizes, data, device, before)
@@ -78,7 +81,7 @@ def compare(
         [(own.manifest, part.config.data) for own, part in zip(data, plan.parts, strict=True)]
     )
     about |= {"weights": [_weights(part.config.init) for part in plan.parts]}
-    about |= {"judge": _weights(plan.judge)} if plan.judge else {}
+    about |= judge
     facts: dict[str, Any] = {"data": about, "commands": [command] if command else []}
     facts["sizes"] = {
         part.name: {
@@ -110,6 +113,19 @@ def _weights(init: str | None) -> str | None:
     """What the pretrained weights are, where they lie in a folder."""
     place = Path(pretrained.located(init)) if init is not None else None
     return sha256(*weight_files(place)) if place is not None and place.is_dir() else None
+
+
+def _judge(plan: Plan, data: list[Any]) -> dict[str, str | None]:
+    """What the judge's weights are. It reads the real texts that each arm's will stand beside, so that what
+    evaluating a run would refuse is refused before any is trained."""
+    judge = Judge.read(plan.judge, "cpu")
+    for part, corpus in zip(plan.parts, data, strict=True):
+        for config in (plan.config(part, arm, plan.seeds[0]) for arm in part.read_arms):
+            wanted = plan.texts(config)
+            assert wanted is not None  # as there is a judge
+            real, _ = held_out(corpus, "test", wanted, config.context)
+            judge.rows(real)
+    return {"judge": judge.sha256}
 
 
 def _any_run(plan: Plan, part: Part) -> Any:
