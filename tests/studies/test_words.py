@@ -128,7 +128,8 @@ def test_too_few_seeds_judge_nothing_and_say_how_many_would():
         ("bound", "exact", 0.02, "not proven"),
         ("exact", "bound", 0.02, "worse"),
         ("exact", "bound", -0.02, "not proven"),
-        ("bound", "bound", 0.02, "worse"),
+        ("bound", "bound", 0.02, "higher"),
+        ("bound", "bound", -0.02, "lower"),
         ("exact", "exact", 0.02, "worse"),
     ],
 )
@@ -138,6 +139,51 @@ def test_a_bound_below_an_exact_loss_proves_better_and_one_above_proves_nothing(
     if state == "not proven":
         assert sentence.endswith("; an upper bound above an exact loss proves nothing.")
         assert not re.search(r"\b(better|worse)\b", sentence + told(results))
+        assert told(results).endswith(
+            "Not confirmed: ours, as an upper bound above an exact loss proves nothing."
+        )
+
+
+def test_of_two_upper_bounds_the_lower_one_is_called_that_and_not_better():
+    """It may be the tighter bound of the worse model."""
+    kinds = {"softmax": "bound", "ours": "bound", "theirs": "bound", "ar": "exact"}
+    values = {"softmax": BASE, "ours": shifted(-0.02), "theirs": shifted(0.03), "ar": shifted(-0.3)}
+    claims = (Claim("It is lower.", "", "ours", "nll", "lower"),)
+    _, results = judged(values, kinds=kinds, claims=claims)
+    assert states(results) == {"ours": "lower", "theirs": "higher", "ar": "not proven"}
+    assert results.verdict.answer.startswith(
+        "ours has a lower upper bound of the loss than softmax by 0.020 nats/token ("
+    )
+    assert results.verdict.answer.endswith("; theirs has a higher upper bound of the loss.")
+    assert results.verdict.more[-1] == (
+        "Not confirmed: ar, as an upper bound above an exact loss proves nothing."
+    )
+    said = sentences(results)
+    assert said["ours"].startswith("ours has a lower upper bound of the loss than softmax: upper bound")
+    assert said["ar"].startswith("ar against softmax: loss lower than the upper bound by 0.30")
+    assert results.answers[0].direction == "seen"
+    assert not re.search(r"\b(better|worse)\b", " ".join(said.values()) + told(results))
+    alone = {name: values[name] for name in ("softmax", "theirs")}
+    answer = judged(alone, kinds=kinds)[1].verdict.answer
+    assert answer.startswith("No arm has a lower upper bound of the loss than softmax; theirs has a higher")
+
+
+def test_two_upper_bounds_within_the_margin_do_not_make_two_models_as_good():
+    kinds = {"softmax": "bound", "ours": "bound"}
+    state, sentence, results = one(shifted(0.0), kinds=kinds, margin=0.1)
+    assert state == "as good"
+    assert results.verdict.answer == "ours has an upper bound of the loss as low as softmax's."
+    assert "is as good" not in sentence
+
+
+@pytest.mark.parametrize(("lost", "said"), [("ours", "higher"), ("softmax", "lower")])
+def test_an_arm_with_a_bound_that_diverged_is_the_one_that_is_named(lost, said):
+    values = {"softmax": list(BASE), "ours": shifted(0.0)}
+    values[lost] = [DIVERGED] * 7 + values[lost][7:]
+    _, results = judged(values, kinds={"softmax": "bound", "ours": "bound"})
+    assert states(results)["ours"] == said
+    assert f"{said} upper bound of the loss" in results.verdict.answer
+    assert f", as {lost} diverged" in results.verdict.answer
 
 
 def test_an_exact_loss_near_a_bound_is_not_as_good():

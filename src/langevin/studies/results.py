@@ -18,7 +18,7 @@ Place = Literal["best", "matched", "trend"]
 State = Literal[
     "better",  # confirmed, of the primary metric
     "worse",
-    "lower",  # confirmed, of a diagnostic, which has no winner
+    "lower",  # confirmed, of what has no winner: a diagnostic, or upper bounds of both arms' losses
     "higher",
     "as good",  # the 90 % interval lies inside the margin of the plan
     "does not survive",  # the 95 % interval leaves out 0, the corrected test does not
@@ -305,6 +305,11 @@ class Results:
         known = {metric.name: metric for metric in (*self.metrics, to_match(self.unit))}
         return known.get(name) or Metric(name, name.replace("_", " "), "", "neither")
 
+    def bounded(self, key: Key) -> bool:
+        """Whether both arms have an upper bound of this metric, and neither its value."""
+        arms = (self.part_of(key).arm(key.arm), self.reference(key))
+        return all(arm.kind(key.metric) == "bound" for arm in arms)
+
     def contrast(self, key: Key) -> Contrast | None:
         return next((contrast for contrast in self.contrasts if contrast.key == key), None)
 
@@ -480,7 +485,11 @@ def _state(results: Results, key: Key, judged: _Judgement, lower: bool, hypothes
             return "lower" if lower else "higher"
         good = lower == results.primary.low_is_good
         lost = any(run.diverged(key.metric) for run in ours.runs if run.seed in judged.pairs)
-        return "worse" if not good else "not confirmed" if lost else "better"
+        if good and lost:
+            return "not confirmed"
+        if results.bounded(key):  # of two bounds the lower one may be only the tighter one
+            return "lower" if lower else "higher"
+        return "better" if good else "worse"
     if len(judged.pairs) < least_seeds(hypotheses):
         return "too few"
     then, margin = _interval(results, key, judged.pairs), results.margin if primary else None

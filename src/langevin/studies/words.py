@@ -1,7 +1,7 @@
 """What a study says: one sentence for each state of a contrast, and nothing stronger.
 
-"Better" and "worse" are said of a confirmed contrast of the primary metric only; a diagnostic has a
-direction and no winner; all else is told with its interval.
+"Better" and "worse" are said of a confirmed contrast of the primary metric only; a diagnostic, or an upper
+bound beside another, has a direction and no winner; all else is told with its interval.
 """
 
 import math
@@ -28,6 +28,7 @@ from langevin.studies.results import (
 LONGEST_ANSWER = 30  # words
 TOLERANCE = 0.01  # arms whose sizes differ by no more than this are called equal
 MANY = 3  # arms that a sentence names; beyond, it counts them
+UNPROVEN = "an upper bound above an exact loss proves nothing"
 
 
 def contrast_in_words(results: Results, contrast: Contrast) -> str:
@@ -35,20 +36,20 @@ def contrast_in_words(results: Results, contrast: Contrast) -> str:
     arm, seen = arm_of(contrast), observed(results, contrast)
     if contrast.state != "not judged" and contrast.judged < contrast.pairs:
         seen = f"judged with {counted(contrast.judged, 'pair')}; with all {contrast.pairs}, {seen}"
-    against, label = contrast.against, results.metric(contrast.key.metric).label
+    against = contrast.against
     if contrast.state in ("better", "worse"):
         return f"{arm} is {contrast.state} than {against}: {seen}."
     if contrast.state in ("lower", "higher"):
-        return f"{arm} has a {contrast.state} {label} than {against}: {seen}."
+        return f"{arm} has a {contrast.state} {_label(results, contrast.key)} than {against}: {seen}."
     if contrast.state == "as good":
         margin = with_unit(results.margin or 0.0, results.primary)
-        return f"{arm} is as good as {against} within {margin}: {seen}."
+        return f"{arm} {_found(results, [contrast], against)} within {margin}: {seen}."
     hypotheses = len(results.judged)
     ending = {
         "does not survive": "; this does not survive "
         + (counted(hypotheses, "contrast") if hypotheses > 1 else "the exact test"),
         "not confirmed": ", not confirmed",
-        "not proven": "; an upper bound above an exact loss proves nothing",
+        "not proven": f"; {UNPROVEN}",
         "too few": f"; {counted(contrast.judged, 'pair')} of seeds cannot confirm anything",
         "not judged": "",
     }[contrast.state]
@@ -65,11 +66,15 @@ def observed(results: Results, contrast: Contrast) -> str:
             f"{count} {'run' if count == 1 else 'runs'} of {arm}" for arm, count in counts.items() if count
         ]
         return f"{listed(told)} diverged, so there is no interval" if told else "not measured"
+    label = _label(results, contrast.key)
     if difference == 0 and contrast.low == contrast.high:
-        return f"{metric.label} exactly equal"
+        return f"{label} exactly equal"
     way = "lower" if difference < 0 else "higher"
+    kinds = [
+        arm.kind(metric.name) for arm in (_arm(results, contrast.key), results.reference(contrast.key))
+    ]
+    way += " than the upper bound" if kinds == ["exact", "bound"] else ""
     relative = contrast.key.place == "trend" or metric.name == TO_MATCH
-    label = metric.label
     if contrast.key.place == "trend":
         first, last = results.parts[0].name, results.parts[-1].name
         label = f"ratio of {label} to {contrast.against}'s at {last} against {first}"
@@ -84,6 +89,12 @@ def observed(results: Results, contrast: Contrast) -> str:
         size = with_unit(abs(difference), metric, width)
         span = f"{in_words(low, width)} to {in_words(high, width)}"
     return f"{label} {way} by {size} (95 % t interval {span})"
+
+
+def _label(results: Results, key: Key) -> str:
+    """What is compared: where the likelihood of an arm is not known, the upper bound of a metric."""
+    label = results.metric(key.metric).label
+    return f"upper bound of the {label}" if _arm(results, key).kind(key.metric) == "bound" else label
 
 
 def with_unit(value: float, metric: Metric, width: float = 0.0) -> str:
@@ -138,39 +149,55 @@ def _answer(plan: Plan, results: Results, primary: list[Contrast]) -> str:
     }
     first_arms = {c.against for c in primary}
     reference = first_arms.pop() if len(first_arms) == 1 else "the first arm of its part"
-    label = results.primary.label
     if all(c.state == "too few" for c in primary):
         pairs = counted(max(c.judged for c in primary), "pair")
         return f"Cannot be judged: {pairs} of runs cannot confirm a difference; it takes {plan.least}."
     good = state["better"] or state["lower"]
-    bad = state["worse"] or state["higher"]
+    others = [every for every in state.values() if every and every is not good]
     if good:
-        most = max(good, key=_size)
-        how = "better than" if state["better"] else f"lower in {label} than"
-        said, size = f"{_verb(good)} {how} {reference}", f"{_most(good, most)}{_by(results, most)}"
-        share = f"{len(good)} of {len(primary)}"
+        said, share = _found(results, good, reference), f"{len(good)} of {len(primary)}"
+        size = _largest(results, good)
         first = [f"{_named(good)} {said}{size}", f"{share} {said}{size}", f"{share} {said}"]
+    elif same := [c for c in primary if c.state == "as good"]:
+        first = [f"{_named(same)} {_found(results, same, reference)}"]
+    elif not others:
+        only = f": {observed(results, primary[0])}" if len(primary) == 1 else f" in {results.primary.label}"
+        text = f"No difference to {reference} was confirmed{only}."
+        return text if len(text.split()) <= LONGEST_ANSWER else "No difference was confirmed."
+    elif state["worse"]:
+        first = [f"No arm is better than {reference}"]
     else:
-        same = [c for c in primary if c.state == "as good"]
-        none = f"No arm is {'better than' if not state['higher'] else f'lower in {label} than'} {reference}"
-        first = [f"{_named(same)} {_verb(same)} as good as {reference}"] if same else [none]
-    way = "worse" if state["worse"] else f"higher in {label}"
-    last = [f"; {_named(bad)} {_verb(bad)} {way}", f"; {len(bad)} {_verb(bad)} {way}"] if bad else [""]
-    if not good and not bad and all(c.state != "as good" for c in primary):
-        only = f": {observed(results, primary[0])}" if len(primary) == 1 else f" in {label}"
-        text = f"No difference to {reference} was confirmed"
-        return (
-            f"{text}{only}."
-            if len(f"{text}{only}".split()) <= LONGEST_ANSWER
-            else "No difference was confirmed."
-        )
-    if not good and bad:
-        worst = max(bad, key=_size)
-        last = [f"; {_named(bad)} {_verb(bad)} {way}{_most(bad, worst)}{_by(results, worst)}", *last]
+        first = [f"No arm {_found(results, state['higher'][:1], reference, 'lower')}"]
+    bad = [(every, _found(results, every)) for every in others]
+    last = ["".join(f"; {_named(every)} {way}" for every, way in bad)]
+    last += ["".join(f"; {len(every)} {way}" for every, way in bad)]
+    if not good:
+        sized = "".join(f"; {_named(every)} {way}{_largest(results, every)}" for every, way in bad)
+        last = [sized, *last]
     options = [f"{a}{b}." for a in first for b in last]
     best = "lower" if state["lower"] or state["higher"] else "better"
-    options.append(f"Of {len(primary)} contrasts {len(good)} are {best}, {len(bad)} {way}.")
+    counts = [f"{len(every)} {every[0].state}" for every in others] or ["0 worse"]
+    options.append(f"Of {len(primary)} contrasts {len(good)} are {best}, {', '.join(counts)}.")
     return next((text for text in options if len(text.split()) <= LONGEST_ANSWER), options[-1])
+
+
+def _found(results: Results, every: list[Contrast], against: str = "", state: str = "") -> str:
+    """What arms of one state are: "is better than softmax", "are lower in calibration error", "have a lower
+    upper bound of the loss". Another state may be named."""
+    state, label, bounds = state or every[0].state, results.primary.label, results.bounded(every[0].key)
+    be, have = ("is", "has") if len(every) == 1 else ("are", "have")
+    if state == "as good":
+        same = f"{have} an upper bound of the {label} as low as {against}'s"
+        return same if bounds else f"{be} as good as {against}"
+    way = f"{be} {state}" if state in ("better", "worse") else f"{be} {state} in {label}"
+    way = f"{have} a {state} upper bound of the {label}" if bounds else way
+    return f"{way} than {against}" if against else way
+
+
+def _largest(results: Results, every: list[Contrast]) -> str:
+    """By how much, of the arm with the largest difference, which is named among several."""
+    most = max(every, key=_size)
+    return ("" if len(every) == 1 else f", most {arm_of(most)}") + _by(results, most)
 
 
 def _size(contrast: Contrast) -> float:
@@ -192,7 +219,8 @@ def _leading(results: Results, primary: list[Contrast]) -> str:
 def _by(results: Results, contrast: Contrast) -> str:
     """by 0.021 nats/token (1.4 %)"""
     if contrast.difference is None:
-        return f", as {contrast.key.arm if contrast.state == 'worse' else contrast.against} diverged"
+        good = contrast.lower == results.primary.low_is_good
+        return f", as {contrast.against if good else contrast.key.arm} diverged"
     if (contrast.difference < 0) != contrast.lower:
         return ""  # seeds that came later point the other way; the sentence of the contrast says so
     size = with_unit(abs(contrast.difference), results.primary)
@@ -200,18 +228,10 @@ def _by(results: Results, contrast: Contrast) -> str:
     return f" by {size}{share}"
 
 
-def _most(every: list[Contrast], most: Contrast) -> str:
-    return "" if len(every) == 1 else f", most {arm_of(most)}"
-
-
 def _named(every: list[Contrast]) -> str:
     if len(every) > MANY:
         return f"{len(every)} arms"
     return listed(arm_of(c) for c in every)
-
-
-def _verb(every: list[Contrast]) -> str:
-    return "is" if len(every) == 1 else "are"
 
 
 def _sure(plan: Plan, results: Results) -> str:
@@ -235,9 +255,12 @@ def _more(plan: Plan, results: Results, primary: list[Contrast]) -> list[str]:
         found.append(f"Runs of {listed(diverged)} diverged: they rank after all that did not.")
     if results.within is not None:
         found += _near(results)
-    open_ = [c for c in primary if c.state not in (*CONFIRMED, "as good")]
-    if open_ and len(primary) > 1:
-        found.append(f"Not confirmed: {_named(open_)}.")
+    unproven = [c for c in primary if c.state == "not proven"]
+    open_ = [c for c in primary if c.state not in (*CONFIRMED, "as good", "not proven")]
+    told = [_named(open_)] if open_ and len(primary) > 1 else []
+    told += [f"{_named(unproven)}, as {UNPROVEN}"] if unproven else []
+    if told:
+        found.append(f"Not confirmed: {'; '.join(told)}.")
     added = [seed for seed in results.seeds if all(seed not in look.seeds for look in results.looks)]
     if added and results.looks:
         found.insert(0, _added(added))

@@ -223,6 +223,9 @@ def _state(results: Results, contrast: Contrast) -> Cell:
         "does not survive": f"does not survive {counted(len(results.judged), 'contrast')}",
         "too few": "too few seeds",
     }
+    if results.bounded(contrast.key):
+        longer |= {"lower": "lower upper bound", "higher": "higher upper bound"}
+        longer |= {"as good": f"upper bound as low as {contrast.against}'s"}
     state = contrast.state
     return Cell(longer.get(state, state), state, kind=kinds.get(state, "quiet"))
 
