@@ -166,12 +166,30 @@ def test_a_state_is_worded_with_what_it_is_about(full):
     assert worded("not proven") == "not proven"
 
 
-def test_a_bound_is_called_one():
-    results = study(arms=2, seeds=7)
+def test_a_bound_is_called_one_wherever_it_is_copied_from(tmp_path):
+    results = study(arms=3, seeds=7)
     part = results.parts[0]
-    runs = tuple(replace(run, rows=(Row("nll", run.rows[0].value, "bound"),)) for run in part.arms[1].runs)
-    part = replace(part, arms=(part.arms[0], replace(part.arms[1], runs=runs)))
-    assert "upper bound" in said(replace(results, parts=(part,)))
+
+    def bounded(arm):
+        return replace(arm, runs=tuple(replace(r, rows=tuple(map(bound, r.rows))) for r in arm.runs))
+
+    def bound(row):
+        return replace(row, kind="bound") if row.metric in ("nll", "accuracy") else row
+
+    exact, *others = part.arms
+    results = replace(results, parts=(replace(part, arms=(exact, *map(bounded, others))),))
+    (section,) = [s for s in study_page(results, figures=False).sections if s.key == "metrics"]
+    fine = [row[1].fine for row in section.parts[0].rows]
+    assert [one[:1] == ("upper bound",) for one in fine] == [False, True, True]
+    assert all(re.search(r"[+−]0\.", one[-1]) for one in fine[1:])
+    write_report(results, tmp_path)
+    kinds = {(row["arm"], row["metric"]): row["kind"] for row in rows(tmp_path / "summary.csv")}
+    assert [kinds[arm.name, "nll"] for arm in part.arms] == ["exact", "bound", "bound"]
+    assert kinds["ssmax", "ece"] == "diagnostic"
+    lines = (tmp_path / "table.tex").read_text().splitlines()
+    told = {line.split(" & ")[0]: line.split(" & ")[1] for line in lines if " & " in line}
+    assert told["softmax"].startswith("1.")
+    assert told["ssmax"].startswith(r"$\le$ 1.")
 
 
 def test_an_unfinished_study_tells_how_far_it_is_and_judges_nothing():

@@ -168,6 +168,12 @@ def test_of_two_upper_bounds_the_lower_one_is_called_that_and_not_better():
     assert answer.startswith("No arm has a lower upper bound of the loss than softmax; theirs has a higher")
 
 
+def test_where_seeds_are_too_few_it_is_the_bound_that_is_higher():
+    kinds = {"softmax": "exact", "ours": "bound"}
+    _, sentence, _ = one(shifted(0.3)[:2], BASE[:2], kinds=kinds)
+    assert sentence.startswith("ours against softmax: upper bound of the loss higher by 0.299 nats/token")
+
+
 def test_two_upper_bounds_within_the_margin_do_not_make_two_models_as_good():
     kinds = {"softmax": "bound", "ours": "bound"}
     state, sentence, results = one(shifted(0.0), kinds=kinds, margin=0.1)

@@ -25,6 +25,7 @@ LONGEST_SAMPLE = 3000
 LONGEST_MISTAKE = 200
 TALL = 10
 """A forest plot of more rows than this stands beside the text."""
+BOUND = "upper bound"  # under the value of one
 MAIN_COSTS = ("parameters", "time_ratio", "peak_memory_bytes")
 NOTES = {
     "judged": "Fixed by the plan. Exact sign-flip p over pairs of the same seed, alone and with Holm's "
@@ -176,7 +177,7 @@ def _mean(arm: ArmResult, metric: Metric, spread: float | None = None) -> Cell |
     if not math.isfinite(found.mean):
         diverged = sum(run.status == "diverged" for run in arm.runs)
         return Cell("diverged", aside=f"{diverged} of {counted(found.n, 'run')}", kind="quiet")
-    bound = ("upper bound",) if arm.kind(metric.name) == "bound" else ()
+    bound = (BOUND,) if arm.kind(metric.name) == "bound" else ()
     return replace(_cell(found.mean, found, spread), fine=bound)
 
 
@@ -280,7 +281,7 @@ def _others(results: Results) -> Table:
         mean = _mean(arm, metric)
         told = _difference(results.contrast(Key(part.name, arm.name, metric.name)))
         return (
-            replace(mean, fine=(f"{told.shown} {told.aside}",))
+            replace(mean, fine=(*mean.fine, f"{told.shown} {told.aside}"))
             if mean and told and told.value is not None
             else mean
         )

@@ -12,7 +12,7 @@ from langevin.evaluation.rows import Row
 from langevin.runs.files import not_written, write_text
 from langevin.studies.numbers import MINUS, NOTHING
 from langevin.studies.report.page import Cell, Table, render
-from langevin.studies.report.study import main_table, study_page
+from langevin.studies.report.study import BOUND, main_table, study_page
 from langevin.studies.results import Key, Results
 
 
@@ -68,10 +68,11 @@ def _runs_csv(results: Results) -> str:
 
 
 def _summary_csv(results: Results) -> str:
-    """A row for every arm and metric, at each place: its mean over seeds, its contrast to the reference."""
+    """A row for every arm and metric, at each place: its kind (exact, bound, diagnostic), its mean over
+    seeds, its contrast to the reference."""
     found = ["mean", "low", "high", "n"]
     compared = ["against", "pairs", "difference", "low", "high", "relative", "p", "p_adjusted", "state"]
-    head = ["part", "arm", "metric", "place", *found]
+    head = ["part", "arm", "metric", "place", "kind", *found]
     head += [f"difference_{name}" if name in found else name for name in compared]
     contrasts = {contrast.key: contrast for contrast in results.contrasts}
     means = {
@@ -82,7 +83,7 @@ def _summary_csv(results: Results) -> str:
         if (mean := arm.estimate(metric)) is not None
     }
     rows = [
-        [key.part, key.arm, key.metric, key.place]
+        [key.part, key.arm, key.metric, key.place, results.part_of(key).arm(key.arm).kind(key.metric)]
         + [getattr(means.get(key), name, None) for name in found]
         + [getattr(contrasts.get(key), name, None) for name in compared]
         for key in dict.fromkeys([*means, *contrasts])
@@ -91,7 +92,7 @@ def _summary_csv(results: Results) -> str:
 
 
 LATEX = {mark: f"\\{mark}" for mark in "&%$#_{}"} | {MINUS: "$-$", NOTHING: "--", "×": r"$\times$"}
-LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {"≤": r"$\le$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "'": r"\textquotesingle{}", '"': "''", "\n": " "}
 
 
@@ -105,7 +106,7 @@ def _latex_table(title: str, table: Table) -> str:
     lines = [heads]
     for row in table.rows:
         cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
-        lines.append([f"{cell.shown} {cell.aside}".strip() for cell in cells])
+        lines.append([f"{'≤ ' * (BOUND in cell.fine)}{cell.shown} {cell.aside}".strip() for cell in cells])
     head, *body = [" & ".join(map(_latex, line)) + r" \\" for line in lines]
     begin = f"% {_latex(title)}; needs \\usepackage{{booktabs}}; intervals are 95 %\n"
     begin += "\\begin{tabular}{l" + "r" * (len(heads) - 1) + "}\n\\toprule"
