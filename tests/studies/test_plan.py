@@ -14,6 +14,8 @@ from small_study import flags, plan, settings
 
 from langevin import cli
 from langevin.errors import UsageError
+from langevin.evaluation.runs import evaluate
+from langevin.runs import train
 from langevin.studies.plan import FILE, Arm, Claim, Part, Plan, begun, keep, looked, read_plan, settle
 from langevin.studies.results import Key, Look
 
@@ -125,6 +127,30 @@ def test_a_wrong_plan_is_one_line(options, said):
     with pytest.raises(UsageError) as error:
         plan_of(2, 7, **options)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("primary", "base", "objective"),
+    [("ece", "ar", "masked"), ("accuracy", "ar", "sparse"), ("left_to_right_nll", "masked", "ar")],
+)
+def test_a_primary_that_an_objective_does_not_give_is_refused(tmp_path, primary, base, objective):
+    """Such a study would train all arms, and never be judged."""
+    arms = f"base=softmax, objective={base}", f"ours=softmax, objective={objective}"
+    with pytest.raises(UsageError, match=f"the objective {objective} of ours gives no {primary}"):
+        plan(tmp_path, *arms, primary=primary)
+    assert plan(tmp_path, primary="ece").primary == "ece"
+
+
+def test_what_an_objective_does_not_give_is_what_its_evaluations_lack(tmp_path):
+    def measured(objective):
+        run = train(settings(tmp_path, objective=objective), tmp_path / objective, quiet=True)[0]
+        rows = evaluate(run, "test", device="cpu", limit=128, resamples=10)[0]["rows"]
+        return {row["metric"] for row in rows}, set(run.task.not_measured(run.objective))
+
+    exact, _ = measured("ar")
+    for objective in ("masked", "sparse"):
+        found, lacking = measured(objective)
+        assert exact - found == lacking
 
 
 def test_seeds_are_each_once_and_not_those_of_tuning():

@@ -187,20 +187,26 @@ class Plan(StudySettings):
             )
 
     def _check(self, part: Part) -> None:
-        known = {metric.name: metric for metric in TASKS.parse(part.config.task).metrics}
+        task = TASKS.parse(part.config.task)
+        known = {metric.name: metric for metric in task.metrics}
         for name in self.metrics:
             if name not in known:
                 raise unknown("metric", name, known)
         if known[self.primary].better == "neither":
             raise UsageError(
                 f"{self.primary} is neither better high nor low, so no verdict can be about it",
-                f"Choose another --primary, such as {TASKS.parse(part.config.task).primary}.",
+                f"Choose another --primary, such as {task.primary}.",
             )
         _check_arms(part.read_arms)
-        for name in {*self.metrics} & {*TASKS.parse(part.config.task).judged} if not self.judge else ():
+        for name in {*self.metrics} & {*task.judged} if not self.judge else ():
             raise UsageError(f"{name} is what a judge says of texts", "Give --judge.")
         for arm in part.read_arms:
-            OBJECTIVES.parse(self.config(part, arm, 0).objective)
+            objective = OBJECTIVES.parse(self.config(part, arm, 0).objective)
+            if self.primary in task.not_measured(objective):
+                raise UsageError(
+                    f"the objective {objective.name} of {arm.name} gives no {self.primary} to judge it by",
+                    f"Choose another --primary, such as {task.primary}.",
+                )
         for name in self.sampling:
             if name not in sampler_settings():
                 raise unknown("setting of a sampler", name, sampler_settings())

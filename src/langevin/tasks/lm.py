@@ -187,6 +187,12 @@ class LanguageModelling(Task):
         rows += [] if true is None else [Row("true_nll", true, "exact")]
         return [*rows, *judged], {**details, **more}
 
+    def not_measured(self, objective: Any) -> tuple[str, ...]:
+        """Where the likelihood is a bound, what is about predictions of single tokens."""
+        if objective.likelihood != "bound":
+            return ("left_to_right_nll",)
+        return ("accuracy", "entropy", *_CALIBRATION, "scaled_ece", "temperature", "ece_floor")
+
 
 def _exact(
     model: Any, windows: Callable[[str], Iterable[Any]], split: str, device: str, sizes: dict[str, Any]

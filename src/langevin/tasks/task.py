@@ -83,6 +83,10 @@ class Task:
         """
         raise NotImplementedError(f"{type(self).__name__} must say what it measures")
 
+    def not_measured(self, objective: Any) -> tuple[str, ...]:
+        """The metrics that `measure` never gives of a model with this objective."""
+        return ()
+
     def try_saved(
         self, model: Any, tokenizer: Any, *, data: str, device: str = "cpu", batch: int = 16
     ) -> tuple[list[Row], dict[str, Any]]:
