@@ -81,7 +81,7 @@ def test_a_recipe_ends_in_a_page_with_an_answer_to_every_claim(made, name):
     for answer, claim in zip(results.answers, plan.claims, strict=True):
         assert answer.ours != "not measured"
         if claim.expect != "no worse":
-            assert answer.direction == "not seen"  # two seeds judge no claim
+            assert answer.direction == "not judged"  # two seeds judge no claim
         assert answer.published in page
     assert facts["commands"] == [f"langevin reproduce {name} --scale smoke"]
     assert set(recipes.recipe(name).differs) <= set(results.not_controlled)
@@ -194,11 +194,11 @@ def test_speed_answers_its_claims_and_a_smoke_test_cannot(tmp_path):
     chosen = replace(chosen, scales={**chosen.scales, "smoke": replace(smoke, benches=benches)})
     answers = reproduce_speed(chosen, "smoke", tmp_path / "speed")
     assert [answer.claim for answer in answers] == [claim.claim for claim in chosen.speeds]
-    assert {answer.direction for answer in answers} == {"not seen"}
+    assert {answer.direction for answer in answers} == {"not judged"}
     assert all("times as long as softmax's (spread " in answer.ours for answer in answers)
     page = html.unescape((tmp_path / "speed" / "report.html").read_text())
     assert all(answer.claim in page and answer.ours in page for answer in answers)
-    assert results_in(tmp_path / "speed")["answers"][0]["direction"] == "not seen"
+    assert results_in(tmp_path / "speed")["answers"][0]["direction"] == "not judged"
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_ratio_of_times_within_the_spread_of_its_rounds_stays_open(expect, rat
 
     rows = [{**row(n, t), "forward_spread_ms": spread * t} for n, t in (("softmax", 1.0), ("sima", ratio))]
     claim = recipes.SpeedClaim("", "", "core", "sima", expect, length=4096)
-    for rounds, expected in ((10, direction), (3, "not seen")):
+    for rounds, expected in ((10, direction), (3, "not judged")):
         found = {"mixers": {"rows": rows, "settings": {"repeats": rounds}}}
         assert reproducing._answer(claim, found).direction == expected
 
@@ -233,7 +233,7 @@ def test_memory_answers_its_claims_and_a_smoke_test_cannot(tmp_path):
     chosen = replace(chosen, scales={**chosen.scales, "smoke": replace(smoke, benches=benches)})
     answers = reproduce_speed(chosen, "smoke", tmp_path / "memory")
     assert [answer.claim for answer in answers] == [claim.claim for claim in chosen.speeds]
-    assert {answer.direction for answer in answers} == {"not seen"}
+    assert {answer.direction for answer in answers} == {"not judged"}
     for claim, answer in zip(chosen.speeds, answers, strict=True):
         if "materialised" in claim.against and not torch.cuda.is_available():
             assert answer.ours == "not measured on this machine"
@@ -270,6 +270,6 @@ def test_so_many_times_less_is_seen_beyond_the_spread_and_where_both_were_measur
     assert reproducing._answer(claim, {"edge": edge}).direction == direction
     assert "at 4,096 tokens" in reproducing._answer(claim, {"edge": edge}).ours
     longer = replace(claim, length=8192)
-    assert reproducing._answer(longer, {"edge": edge}).direction == "not seen"
+    assert reproducing._answer(longer, {"edge": edge}).direction == "not judged"
     nowhere = replace(claim, against="heat")
     assert "not measured" in reproducing._answer(nowhere, {"edge": edge}).ours

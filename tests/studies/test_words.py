@@ -204,7 +204,18 @@ def test_too_few_seeds_are_not_as_good_and_no_worse_either(seeds):
     values = {"softmax": BASE[:seeds], "ours": shifted(0.0)[:seeds]}
     _, results = judged(values, margin=1.0, claims=(claim,))
     assert states(results)["ours"] == "too few"
-    assert results.answers[0].direction == "not seen"
+    assert results.answers[0].direction == "not judged"
+
+
+@pytest.mark.parametrize("by", [-0.5, 0.5])
+def test_a_claim_is_not_judged_where_seeds_are_too_few_whichever_way_they_point(by):
+    claims = (claim("lower"), claim("higher"))
+    values = {"softmax": BASE[:2], "ours": shifted(by)[:2]}
+    _, results = judged(values, claims=claims)
+    assert [answer.direction for answer in results.answers] == ["not judged"] * 2
+    assert results.verdict.answer.startswith("Cannot be judged: 2 pairs")
+    assert "Of 2 published claims: 2 not judged." in results.verdict.more
+    assert "not seen" not in render(study_page(results, figures=False))
 
 
 def test_examples_that_point_the_other_way_or_are_too_few_confirm_nothing():
@@ -620,7 +631,7 @@ def test_a_claim_about_a_diagnostic_joins_the_family_and_is_worded_by_its_direct
         metrics=("nll", "ece"),
     )
     assert len(plan.family) == 2
-    assert answer.direction == "not seen"  # not measured in these runs
+    assert answer.direction == "not judged"  # not measured in these runs
     assert answer.ours == "not measured"
     assert results.judged[0].p_adjusted == 2 * results.judged[0].p
 

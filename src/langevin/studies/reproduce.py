@@ -87,7 +87,7 @@ def _answer(claim: SpeedClaim, found: dict[str, Any]) -> Answer:
     """The ratio at the longest length; what lies within the spread of the rounds stays open."""
     measured = _of_classifiers(claim, found["edge"]) if "edge" in found else _of_mixers(claim, found)
     if measured is None:
-        return Answer("", claim.claim, claim.published, "not seen", "not measured on this machine")
+        return Answer("", claim.claim, claim.published, "not judged", "not measured on this machine")
     ratio, noise, rounds, length, ours = measured
     limit = 1 / claim.times
     if claim.expect == "same":
@@ -101,7 +101,7 @@ def _answer(claim: SpeedClaim, found: dict[str, Any]) -> Answer:
             less, more = more, ratio < 1 - noise
         direction = "seen" if less else "opposite" if more else "not seen"
     if rounds < LEAST_ROUNDS or length < claim.length:
-        direction = "not seen"
+        direction = "not judged"
         tokens = f", or {claim.length:,} tokens," if claim.length else ""
         ours += f"; fewer than {LEAST_ROUNDS} rounds{tokens} cannot answer the claim"
     return Answer("", claim.claim, claim.published, direction, ours)  # type: ignore[arg-type]

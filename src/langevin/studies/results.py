@@ -230,12 +230,13 @@ class Look:
 
 @dataclass(frozen=True)
 class Answer:
-    """Of a published claim: was its direction seen, and what is our size beside the published one?"""
+    """Of a published claim: was its direction seen, and what is our size beside the published one? It is
+    not judged where too little was measured to see either direction."""
 
     part: str
     claim: str
     published: str
-    direction: Literal["seen", "opposite", "not seen"]
+    direction: Literal["seen", "opposite", "not seen", "not judged"]
     ours: str
 
 

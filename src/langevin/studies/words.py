@@ -269,7 +269,8 @@ def _more(plan: Plan, results: Results, primary: list[Contrast]) -> list[str]:
 
 def claims_in_short(answers: Sequence[Answer]) -> str:
     """Of 8 published claims: 2 seen in direction, 1 in the opposite direction and 5 not seen."""
-    ways = {"seen": "seen in direction", "opposite": "in the opposite direction", "not seen": "not seen"}
+    ways = {"seen": "seen in direction", "opposite": "in the opposite direction"}
+    ways |= {"not seen": "not seen", "not judged": "not judged"}
     counts = {way: sum(answer.direction == name for answer in answers) for name, way in ways.items()}
     told = listed(f"{count} {way}" for way, count in counts.items() if count)
     return f"Of {counted(len(answers), 'published claim')}: {told}."
@@ -319,22 +320,28 @@ def _claim_answer(plan: Plan, results: Results, claim: Claim) -> Answer:
 
 
 def _direction(claim: Claim, found: list[Contrast]) -> str:
-    """Seen, where all contrasts are confirmed that way; opposite, where one is confirmed the other way."""
+    """Seen, where all contrasts are confirmed that way; opposite, where one is confirmed the other way; not
+    judged, where none has pairs enough to be confirmed."""
+    if all(c.state == "too few" for c in found):
+        return "not judged"
     ways = [("lower" if c.lower else "higher") if c.state in CONFIRMED else None for c in found]
-    if ways and all(way == claim.expect for way in ways):
+    if all(way == claim.expect for way in ways):
         return "seen"
     return "opposite" if any(way not in (None, claim.expect) for way in ways) else "not seen"
 
 
 def _no_worse(plan: Plan, results: Results, claim: Claim) -> str:
     """By the 90 % interval of the pairs of the verdict: seen, where it stays within the limit; opposite,
-    where it lies beyond."""
+    where it lies beyond; not judged, where no contrast has pairs enough to be confirmed."""
     sides = set()
     for key in plan.keys_of(claim):
         pairs = [x for seed, x in differences(results, key).items() if seed in results.looks[-1].seeds]
         found, contrast = estimate(pairs, 0.9), results.contrast(key)
         mean = contrast.reference if contrast is not None else None
-        if found is None or found.low is None or found.high is None or mean is None or found.n < plan.least:
+        if len(pairs) < plan.least:
+            sides.add("not judged")
+            continue
+        if found is None or found.low is None or found.high is None or mean is None:
             return "not seen"
         limit = (claim.size or 0.0) * (abs(mean) if claim.relative else 1)
         sign = 1 if results.metric(key.metric).low_is_good else -1
