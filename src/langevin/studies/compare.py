@@ -27,16 +27,7 @@ from langevin.studies.display import Display
 from langevin.studies.jobs import Crew, Job, crew
 from langevin.studies.plan import TUNING_SEED, Arm, Part, Plan, begun, keep, looked, read_plan, settle, slug
 from langevin.studies.report import write_report
-from langevin.studies.results import (
-    ArmResult,
-    Look,
-    PartResult,
-    Results,
-    RunResult,
-    Trial,
-    contrasts,
-    could_confirm,
-)
+from langevin.studies.results import ArmResult, Look, PartResult, Results, RunResult, Trial, contrasts
 from langevin.tasks import TASKS
 from langevin.training.signals import heeding_signals
 
@@ -204,7 +195,8 @@ def remembered(plan: Plan, folder: Path, facts: dict[str, Any], results: Results
         return facts
     known = [look["seeds"] for look in facts.get("looks", [])]
     new = [look for look in results.looks if list(look.seeds) not in known]
-    if new and (plan.looks or (not known and could_confirm(results, plan.family))):
+    enough = any(c.pairs >= plan.least for c in results.contrasts if c.key in plan.family)
+    if new and (plan.looks or (not known and enough)):  # only where something could be confirmed
         kept = [{"seeds": list(look.seeds), "missing": [list(m) for m in look.missing]} for look in new]
         facts = {**facts, "looks": [*facts.get("looks", []), *kept]}
         keep(folder, facts)
@@ -249,7 +241,7 @@ def concluded(
     """From rows to sentences: what follows from the runs of a plan."""
     results = Results(
         title=plan.title or f"Which is best on {Path(plan.parts[0].config.data).name}?",
-        metrics=plan.described_metrics,
+        metrics=tuple(map(plan.task.metric, plan.metrics)),
         unit=plan.task.unit,
         seeds=plan.seeds,
         parts=parts,
@@ -373,10 +365,6 @@ def _read(path: Path, shape: Any, made: Callable[[Any], Made]) -> Made | None:
         raise UsageError(f"{path} is damaged: {one_line(error)}", REMEDY) from error
 
 
-def _label(part: Part, arm: Arm, what: str) -> str:
-    return f"{part.name + ' ' if part.name else ''}{arm.name} {what}"
-
-
 def _trials(plan: Plan, folder: Path) -> Iterator[Job]:
     """The same number of learning rates for every arm, with the budget of a run or the same part of it, and
     a seed of their own."""
@@ -390,7 +378,7 @@ def _trials(plan: Plan, folder: Path) -> Iterator[Job]:
                     tokens = max(1, plan.trial_tokens * terms.budget(config) // first)
                     config = config.with_budget(tokens=tokens)
                 arguments = {"config": config, "folder": place.absolute(), "threads": plan.threads}
-                label = _label(part, arm, f"lr {rate:g}")
+                label = f"{part.name} {arm.name} lr {rate:g}".strip()
                 output, like = place / "done.json", _compiled(part, arm)
                 yield Job(label, work.try_rate, arguments, output, _steps(config), like=like)
 
@@ -401,8 +389,8 @@ def _runs(plan: Plan, folder: Path) -> Iterator[Job]:
         for part in plan.parts:
             for arm in part.read_arms:
                 place = _run_folder(plan, folder, part, arm, seed)
-                job = _run_job(plan, plan.config(part, arm, seed), place, _label(part, arm, f"seed {seed}"))
-                yield replace(job, like=_compiled(part, arm))
+                label = f"{part.name} {arm.name} seed {seed}".strip()
+                yield _run_job(plan, plan.config(part, arm, seed), place, label, _compiled(part, arm))
 
 
 def _untouched(plan: Plan, folder: Path) -> Iterator[Job]:
@@ -412,8 +400,8 @@ def _untouched(plan: Plan, folder: Path) -> Iterator[Job]:
         if init is not None:
             config = _any_run(plan, part).with_budget(steps=0)
             config = replace(config, mixer=pretrained.own_mixer(init), objective=plan.task.objective)
-            job = _run_job(plan, config, _place(plan, folder, part) / "untouched", "the untouched model")
-            yield replace(job, like=_compiled(part, part.read_arms[0]))
+            place, like = _place(plan, folder, part) / "untouched", _compiled(part, part.read_arms[0])
+            yield _run_job(plan, config, place, "the untouched model", like)
 
 
 def _compiled(part: Part, arm: Arm) -> str:
@@ -421,23 +409,17 @@ def _compiled(part: Part, arm: Arm) -> str:
     return f"{part.name} {arm.name}" if part.config.compile == "on" else ""
 
 
-def _run_job(plan: Plan, config: Any, place: Path, label: str) -> Job:
-    arguments = {
-        "config": config,
-        "folder": place.absolute(),
-        "threads": plan.threads,
-        "test_tokens": plan.test_tokens,
-        "along": plan.along,
-        "texts": plan.texts(config),
-    }
-    return Job(label, work.run, arguments, place / "done.json", _steps(config))
+def _run_job(plan: Plan, config: Any, place: Path, label: str, like: str) -> Job:
+    arguments = {"config": config, "folder": place.absolute(), "threads": plan.threads}
+    arguments |= {"test_tokens": plan.test_tokens, "along": plan.along, "texts": plan.texts(config)}
+    return Job(label, work.run, arguments, place / "done.json", _steps(config), like=like)
 
 
 def _timings(plan: Plan, folder: Path) -> Iterator[Job]:
     for part in plan.parts:
         configs = {arm.name: plan.config(part, arm, plan.seeds[0]) for arm in part.read_arms}
         arguments = {"configs": configs, "threads": plan.threads}
-        label = f"{part.name + ' ' if part.name else ''}costs in turns"
+        label = f"{part.name} costs in turns".strip()
         yield Job(label, work.time_arms, arguments, _place(plan, folder, part) / "costs.json", alone=True)
 
 

@@ -21,7 +21,6 @@ import yaml
 
 from langevin.errors import UsageError, unknown
 from langevin.evaluation.quality import TEMPERATURES, Wanted, usual
-from langevin.evaluation.rows import Metric
 from langevin.objectives import OBJECTIVES
 from langevin.runs.files import misfit, write_text
 from langevin.settings import BUDGET, StudySettings, TrainConfig, check_type, parse_yaml, read_yaml
@@ -142,16 +141,10 @@ class Plan(StudySettings):
             object.__setattr__(self, name, value)
 
         put("parts", tuple(_with_a_budget(part) for part in self.parts))
-        for name, least in (
-            ("trials", 1),
-            ("trial_tokens", 1),
-            ("test_tokens", 2),
-            ("threads", 1),
-            ("within", 0),
-            ("margin", 0),
-        ):
-            if getattr(self, name) is not None and not getattr(self, name) >= least:
-                raise UsageError(f"{name}={getattr(self, name)} must be {least} or more")
+        least = {"trials": 1, "trial_tokens": 1, "test_tokens": 2, "threads": 1, "within": 0, "margin": 0}
+        for name, fewest in least.items():
+            if getattr(self, name) is not None and not getattr(self, name) >= fewest:
+                raise UsageError(f"{name}={getattr(self, name)} must be {fewest} or more")
         task = TASKS.parse(self.parts[0].config.task)
         put("primary", self.primary or task.primary)
         if self.judge and not task.judged:
@@ -225,11 +218,6 @@ class Plan(StudySettings):
     @property
     def task(self) -> Any:
         return TASKS.parse(self.parts[0].config.task)
-
-    @property
-    def described_metrics(self) -> tuple[Metric, ...]:
-        known = {metric.name: metric for metric in self.task.metrics}
-        return tuple(known[name] for name in self.metrics)
 
     @cached_property
     def family(self) -> list[Key]:

@@ -291,16 +291,11 @@ class Results:
     def judged(self) -> list[Contrast]:
         return [contrast for contrast in self.contrasts if contrast.p_adjusted is not None]
 
-    def part(self, name: str) -> PartResult:
-        return next(part for part in self.parts if part.name == name)
-
-    def part_of(self, key: Key) -> PartResult:
-        """Of a trend, the last one."""
-        return self.parts[-1] if key.place == "trend" else self.part(key.part)
-
-    def reference(self, key: Key) -> ArmResult:
-        part = self.part_of(key)
-        return part.arm(key.against) if key.against else part.reference
+    def arms(self, key: Key) -> tuple[ArmResult, ArmResult]:
+        """The arm that a contrast is about, and what it is set against; of a trend, in the last part."""
+        own = (part for part in self.parts if part.name == key.part)
+        part = self.parts[-1] if key.place == "trend" else next(own)
+        return part.arm(key.arm), part.arm(key.against) if key.against else part.reference
 
     def metric(self, name: str) -> Metric:
         known = {metric.name: metric for metric in (*self.metrics, to_match(self.unit))}
@@ -308,8 +303,7 @@ class Results:
 
     def bounded(self, key: Key) -> bool:
         """Whether both arms have an upper bound of this metric, and neither its value."""
-        arms = (self.part_of(key).arm(key.arm), self.reference(key))
-        return all(arm.kind(key.metric) == "bound" for arm in arms)
+        return all(arm.kind(key.metric) == "bound" for arm in self.arms(key))
 
     def contrast(self, key: Key) -> Contrast | None:
         return next((contrast for contrast in self.contrasts if contrast.key == key), None)
@@ -332,7 +326,7 @@ def differences(results: Results, key: Key) -> dict[int, float]:
     if key.place == "trend":
         first, last = (_log_ratios(part, key.arm, metric) for part in (results.parts[0], results.parts[-1]))
         return {seed: _minus(last[seed], first[seed]) for seed in last.keys() & first.keys()}
-    ours, base = results.part_of(key).arm(key.arm), results.reference(key)
+    ours, base = results.arms(key)
     kinds = {arm.kind(results.primary.name) for arm in (ours, base)} - {None}
     if key.place == "matched" and len(kinds) > 1:
         return {}  # the losses are not of one kind
@@ -425,7 +419,7 @@ def _judgements(
     """By the first look that confirms, else by the last."""
     found: dict[Key, _Judgement] = {}
     for look in results.looks if results.finished and not results.exploratory else ():
-        seen = [_seen(look, key, results.reference(key).name, values[key]) for key in family]
+        seen = [_seen(look, key, results.arms(key)[1].name, values[key]) for key in family]
         alone = [sign_flip(list(pairs.values())) for pairs in seen]
         for key, p, corrected, pairs in zip(family, alone, holm(alone), seen, strict=True):
             if key not in found or found[key].adjusted > ERROR_RATE:
@@ -442,7 +436,7 @@ def _seen(look: Look, key: Key, against: str, values: dict[int, float]) -> dict[
 def _contrast(
     results: Results, key: Key, values: dict[int, float], judged: _Judgement | None, hypotheses: int
 ) -> Contrast:
-    metric, reference = results.metric(key.metric), results.reference(key)
+    metric, (_, reference) = results.metric(key.metric), results.arms(key)
     numbers = _interval(results, key, values)
     base = [x for seed, x in reference.by_seed(metric).items() if seed in values and math.isfinite(x)]
     mean = sum(base) / len(base) if base else None
@@ -462,8 +456,8 @@ def _contrast(
 def _interval(results: Results, key: Key, values: dict[int, float]) -> dict[str, Any]:
     """The mean of differences with its 95 and 90 % t intervals; nothing where a run diverged."""
     names = ("difference", "low", "high", "low90", "high90")
-    arms = (results.part_of(key).arm(key.arm), results.reference(key))
-    lost = any(run.diverged(key.metric) for arm in arms for run in arm.runs if run.seed in values)
+    runs = (run for arm in results.arms(key) for run in arm.runs)
+    lost = any(run.diverged(key.metric) for run in runs if run.seed in values)
     seen, narrow = (estimate(list(values.values()), confidence) for confidence in (0.95, 0.9))
     if lost or seen is None or narrow is None or not math.isfinite(seen.mean):
         return dict.fromkeys(names)
@@ -473,7 +467,7 @@ def _interval(results: Results, key: Key, values: dict[int, float]) -> dict[str,
 
 def _state(results: Results, key: Key, judged: _Judgement, lower: bool, hypotheses: int) -> State:
     """From the pairs that were judged: those that came later change no word."""
-    ours, base = results.part_of(key).arm(key.arm), results.reference(key)
+    ours, base = results.arms(key)
     kinds: tuple[Any, Any] = ours.kind(key.metric), base.kind(key.metric)
     primary = key.metric == results.primary.name and key.place == "best"
     if judged.adjusted <= ERROR_RATE:
@@ -521,9 +515,3 @@ def _examples_agree(
     if over is None or over.low is None or over.high is None:
         return False
     return over.high < 0 if lower else over.low > 0
-
-
-def could_confirm(results: Results, family: Iterable[Key]) -> bool:
-    """Whether any judged contrast has pairs enough to be confirmed: only then is a look one."""
-    keys = list(family)
-    return any(len(differences(results, key)) >= least_seeds(len(keys)) for key in keys)

@@ -60,8 +60,7 @@ def observed(results: Results, contrast: Contrast) -> str:
     """Direction, size and interval: "loss lower by 0.021 nats/token (95 % t interval 0.015 to 0.027)"."""
     metric, difference = results.metric(contrast.key.metric), contrast.difference
     if difference is None:
-        key = contrast.key
-        counts = {arm.name: _diverged(arm) for arm in (_arm(results, key), results.reference(key))}
+        counts = {arm.name: _diverged(arm) for arm in results.arms(contrast.key)}
         told = [
             f"{count} {'run' if count == 1 else 'runs'} of {arm}" for arm, count in counts.items() if count
         ]
@@ -70,9 +69,7 @@ def observed(results: Results, contrast: Contrast) -> str:
     if difference == 0 and contrast.low == contrast.high:
         return f"{label} exactly equal"
     way = "lower" if difference < 0 else "higher"
-    kinds = [
-        arm.kind(metric.name) for arm in (_arm(results, contrast.key), results.reference(contrast.key))
-    ]
+    kinds = [arm.kind(metric.name) for arm in results.arms(contrast.key)]
     way += " than the upper bound" if kinds == ["exact", "bound"] else ""
     relative = contrast.key.place == "trend" or metric.name == TO_MATCH
     if contrast.key.place == "trend":
@@ -94,7 +91,8 @@ def observed(results: Results, contrast: Contrast) -> str:
 def _label(results: Results, key: Key) -> str:
     """What is compared: where the likelihood of an arm is not known, the upper bound of a metric."""
     label = results.metric(key.metric).label
-    return f"upper bound of the {label}" if _arm(results, key).kind(key.metric) == "bound" else label
+    ours, _ = results.arms(key)
+    return f"upper bound of the {label}" if ours.kind(key.metric) == "bound" else label
 
 
 def with_unit(value: float, metric: Metric, width: float = 0.0) -> str:
@@ -105,10 +103,6 @@ def with_unit(value: float, metric: Metric, width: float = 0.0) -> str:
 def arm_of(contrast: Contrast) -> str:
     at = f" at {contrast.key.part}" if contrast.key.part and contrast.key.place != "trend" else ""
     return f"{contrast.key.arm}{at}"
-
-
-def _arm(results: Results, key: Key) -> ArmResult:
-    return results.part_of(key).arm(key.arm)
 
 
 def _diverged(arm: ArmResult) -> int:
@@ -263,7 +257,8 @@ def _more(plan: Plan, results: Results, primary: list[Contrast]) -> list[str]:
         found.append(f"Not confirmed: {'; '.join(told)}.")
     added = [seed for seed in results.seeds if all(seed not in look.seeds for look in results.looks)]
     if added and results.looks:
-        found.insert(0, _added(added))
+        came = f"Seeds {seeds_in_words(tuple(added))} came after this verdict"
+        found.insert(0, f"{came}: they narrow the intervals and change no word of it.")
     return found[:3]
 
 
@@ -274,13 +269,6 @@ def claims_in_short(answers: Sequence[Answer]) -> str:
     counts = {way: sum(answer.direction == name for answer in answers) for name, way in ways.items()}
     told = listed(f"{count} {way}" for way, count in counts.items() if count)
     return f"Of {counted(len(answers), 'published claim')}: {told}."
-
-
-def _added(seeds: list[int]) -> str:
-    return (
-        f"Seeds {seeds_in_words(tuple(seeds))} came after this verdict: they narrow the intervals and "
-        "change no word of it."
-    )
 
 
 def _near(results: Results) -> Iterator[str]:

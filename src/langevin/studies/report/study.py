@@ -72,19 +72,10 @@ def study_page(results: Results, figures: bool = True) -> Page:
         sure = "Nothing is judged before all of them have. This page follows by itself."
         hero = drawn.get("curves", [])[:2]
         return Page(results.title, answer, sure, hero=hero, table=_costs(results), reload=True, **shared)
-    verdict, hero = results.verdict, drawn.get("forest", []) + drawn.get("cost", [])
-    tall = len(_rows(results)) > TALL
-    table = main_table(results)
-    return Page(
-        results.title,
-        verdict.answer,
-        verdict.sure,
-        verdict.more,
-        hero=hero,
-        tall=tall,
-        table=table,
-        **shared,
-    )
+    verdict, tall = results.verdict, len(_rows(results)) > TALL
+    said = (verdict.answer, verdict.sure, verdict.more)
+    hero = drawn.get("forest", []) + drawn.get("cost", [])
+    return Page(results.title, *said, hero=hero, tall=tall, table=main_table(results), **shared)
 
 
 def marks(results: Results) -> dict[str, int]:
@@ -368,10 +359,8 @@ def _failed(results: Results) -> Table:
         for part, arm, run in results.placed_runs
         if run.status in ("failed", "diverged")
     ]
-    rows += [
-        [*trouble.split(": ", 1)[:1], "", "failed", trouble.split(": ", 1)[1]]
-        for trouble in results.troubles
-    ]
+    troubles = (trouble.split(": ", 1) for trouble in results.troubles)
+    rows += [[what, "", "failed", why] for what, why in troubles]
     columns = [Column("arm"), Column("seed"), Column("what", kind="left"), Column("why", kind="words")]
     return Table("Runs that failed or diverged", columns, rows, sortable=False)
 

@@ -83,7 +83,7 @@ def _summary_csv(results: Results) -> str:
         if (mean := arm.estimate(metric)) is not None
     }
     rows = [
-        [key.part, key.arm, key.metric, key.place, results.part_of(key).arm(key.arm).kind(key.metric)]
+        [key.part, key.arm, key.metric, key.place, results.arms(key)[0].kind(key.metric)]
         + [getattr(means.get(key), name, None) for name in found]
         + [getattr(contrasts.get(key), name, None) for name in compared]
         for key in dict.fromkeys([*means, *contrasts])
