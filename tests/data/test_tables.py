@@ -135,3 +135,10 @@ def test_what_cannot_be_read_is_named_with_its_line(tmp_path, name, content, cau
         prepare(str(tmp_path / name), "bytes", **({"text_column": column} if column else {}))
     assert str(tmp_path / name) in error.value.cause
     assert "\n" not in error.value.cause
+
+
+def test_rows_without_a_text_are_told(tmp_path):
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"text": "once"}\n{"content": "upon"}\n{"text": null}\n{"text": " "}\n')
+    with pytest.warns(UserWarning, match="3 rows have no text and are left out"):
+        assert list(tables.rows(path, None)) == ["once"]

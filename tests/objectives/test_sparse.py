@@ -20,7 +20,7 @@ from langevin.mixers import MIXERS
 from langevin.models.config import LangevinConfig
 from langevin.models.cost import flops_of
 from langevin.models.heads import LangevinForMaskedLM
-from langevin.objectives import generator_of
+from langevin.objectives import OBJECTIVES, generator_of
 from langevin.objectives.masked import LEAST_TIME, Masked
 from langevin.objectives.sparse import WRONG, Sparse, likeliest, slots
 from langevin.runs import train
@@ -554,6 +554,7 @@ def test_what_does_not_go_with_it_is_refused_in_words(
     assert "--batch 5" in told
     assert "curriculum=0.5) changes nothing" in refused("sparse(curriculum=0.5)")
     assert "gap=0.5) changes nothing" in refused("sparse(state='full', gap=0.5)")
+    assert OBJECTIVES.parse("sparse(state='full', gap=0.5)").gap == 0.5  # a run that has it can be read
     with pytest.raises(UsageError, match="sparse has no --init"):
         Sparse().check(small(tmp_path, init="gpt2"))
     assert "several of them at one place" in refused("sparse(state='full')", "--mixer", "neighbor")

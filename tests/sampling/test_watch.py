@@ -93,6 +93,8 @@ def test_a_text_that_was_cut_at_a_stop_string_ends_with_it():
     assert len(cut.tokens) == len(cut.confidence) == len(cut.committed) < len(step.tokens)
     assert not "".join(decode(cut.tokens[:-1])).startswith(TEXT[:30])
     assert up_to(step, decode, TEXT) == step
+    ended = Step([0, 27, 6, 1], [1.0] * 4, [1] * 4)  # an end that the text goes on behind
+    assert up_to(ended, decode, "".join(decode([0, 6]))).tokens == [0, 27, 6]
 
 
 def test_a_thousand_steps_a_second_are_twenty_frames(monkeypatch):

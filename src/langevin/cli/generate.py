@@ -10,7 +10,7 @@ from typing import Any
 import tyro
 
 from langevin.cli.evaluate import WithSampling
-from langevin.cli.tables import check_folder, console_for
+from langevin.cli.tables import check_file, console_for
 from langevin.errors import UsageError
 from langevin.sampling.text import Text
 from langevin.settings import check_count, check_seed
@@ -52,7 +52,7 @@ class Generate(WithSampling):
             check_count(name, getattr(self, name))
         for seed in (self.seed, self.seed + self.samples - 1):
             check_seed(seed)
-        check_folder(self.html)
+        check_file(self.html)
         if self.watch and self.json:
             raise UsageError("--watch and --json both write to the output", "Give one of them.")
         from rich.console import Console
@@ -101,7 +101,9 @@ class Generate(WithSampling):
         def finished(index: int, text: Text) -> None:
             run.keep_sample(text.as_dict())
             if watching and text.ended == "stop":
-                watched(index, up_to(traces[index][-1], decode, text.text))
+                traces[index][-1] = up_to(traces[index][-1], decode, text.text)
+                if live is not None and index == 0:
+                    live.last = traces[index][-1]
             if streams:
                 status.stop()
             elif not self.json and (live is None or index):

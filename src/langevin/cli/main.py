@@ -7,6 +7,7 @@ Nothing heavy is imported before a command runs, so help is instant. Exit status
 import io
 import os
 import re
+import shlex
 import sys
 import warnings
 from contextlib import redirect_stderr
@@ -71,7 +72,8 @@ def _helping(arguments: list[str]) -> str:
     """The command that shows all options: some commands have more of them with a run."""
     runs = (given for given in arguments[1:] if os.path.isdir(given))
     of_a_run = arguments[:1] in (["generate"], ["evaluate"])
-    return " ".join(["langevin", *arguments[:1], *([next(runs, "RUN")] if of_a_run else []), "--help"])
+    run = [shlex.quote(next(runs, "RUN"))] if of_a_run else []
+    return " ".join(["langevin", *arguments[:1], *run, "--help"])
 
 
 def _told(error: Exception, arguments: list[str]) -> int:

@@ -12,7 +12,7 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from langevin.cli.tables import check_folder, console_for, print_pairs, print_rows, table_of, write_numbers
+from langevin.cli.tables import check_file, console_for, print_pairs, print_rows, table_of, write_numbers
 from langevin.environment import without_bars
 from langevin.errors import UsageError
 from langevin.settings import TrainConfig, check_count
@@ -276,7 +276,7 @@ class Bench:
             raise UsageError("--lengths names no length", "Give one or more, such as --lengths 256 1024.")
         for length in self.lengths:
             check_count("length", length)
-        check_folder(self.json)
+        check_file(self.json)
         if self.what == "edge" and self.plot is not None:
             there = next(place for place in (self.plot, *self.plot.absolute().parents) if place.exists())
             if not there.is_dir():

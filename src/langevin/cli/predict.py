@@ -18,7 +18,7 @@ from typing import Any, Literal
 import tyro
 
 from langevin.cli import exported
-from langevin.cli.tables import check_folder, console_for, table_of, write_numbers
+from langevin.cli.tables import check_file, check_folder, console_for, table_of, write_numbers
 from langevin.errors import UsageError, WorkError
 from langevin.settings import check_count
 
@@ -70,7 +70,7 @@ class Predict:
         if self.file is not None and self.json:
             raise UsageError("--file writes a CSV file, and no JSON", "Leave --json out.")
         exported.check_texts(self.text)
-        check_folder(self.out)
+        check_file(self.out)
         if self.file is not None and not self.file.is_file():
             if self.file.exists() or str(self.file) == "-":
                 raise UsageError(
@@ -162,7 +162,7 @@ class Export:
                 f"{self.run_folder} reads images, which are not exported", "Export a run on texts."
             )
         check_folder(out)
-        check_folder(self.json)
+        check_file(self.json)
         from langevin.export.to_onnx import export
 
         with console_for(stderr=True).status("reading") as status:

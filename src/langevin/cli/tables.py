@@ -130,12 +130,17 @@ def _at(rows: list[dict[str, Any]], name: str, at: dict[str, Any]) -> dict[str, 
     return next((row for row in rows if row["metric"] == name and row["at"] == at), None)
 
 
-def check_folder(file: Path | None) -> None:
+def check_folder(place: Path | None) -> None:
+    """What is written at the end must have a folder from the beginning."""
+    if place is not None and ("\0" in str(place) or not place.parent.is_dir()):
+        raise UsageError(f"no such folder: {place.parent}", "Make it first.")
+
+
+def check_file(file: Path | None) -> None:
     """A file that is written at the end must have a place from the beginning."""
+    check_folder(file)
     if file is None:
         return
-    if "\0" in str(file) or not file.parent.is_dir():
-        raise UsageError(f"no such folder: {file.parent}", "Make it first.")
     if file.is_dir():
         raise UsageError(f"{file} is a folder", "Name a file in it.")
     if not os.access(file if file.exists() else file.parent, os.W_OK):

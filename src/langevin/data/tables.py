@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
@@ -23,11 +24,18 @@ def is_table(path: Path) -> bool:
 
 
 def rows(path: Path, column: str | None) -> Iterator[str]:
-    """The text of every row, without the white space around it; rows without any are left out.
+    """The text of every row, without the white space around it; rows without any are left out, and told.
 
     column: its name, or its number (1, 2, ...) in a CSV or TSV file without a header; None: `text`.
     """
-    return (text for (field,) in records(path, [column or USUAL_COLUMN]) if (text := field.strip()))
+    empty = 0
+    for (field,) in records(path, [column or USUAL_COLUMN]):
+        if text := field.strip():
+            yield text
+        else:
+            empty += 1
+    if empty:
+        warnings.warn(f"{path}: {empty:,} rows have no text and are left out", stacklevel=2)
 
 
 def records(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:

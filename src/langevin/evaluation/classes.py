@@ -34,7 +34,8 @@ def as_windows(logits_NC: Tensor, labels_N: Tensor) -> tuple[Any, list[tuple[Ten
 def fitted_temperature(logits_NC: Tensor, labels_N: Tensor) -> float:
     """By which logits are to be divided to make the labels likeliest, and one mistake more than there are
     (after Laplace): a text with the median lead of the likeliest class over the second, which is taken for
-    the truth. Where a model is right about all of N texts, it is then sure by about 1 - 1/N."""
+    the truth. Where a model is right about all of N texts, it is then sure of such a text by 1 - 1/N, and
+    not of everything."""
     best = logits_NC.topk(2)
     middle = (best.values[:, 0] - best.values[:, 1]).argsort()[len(labels_N) // 2]
     more = torch.cat([logits_NC, logits_NC[None, middle]]), torch.cat([labels_N, best.indices[middle, 1:]])

@@ -191,7 +191,7 @@ def _check_finite(part_KN: Tensor, scored_BL: Tensor, seen: int) -> None:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its 95 % interval from resampling whole units (None with fewer than two of them)."""
+    """A value and its 95 % interval, from resampling whole units or of a share (None: too few for one)."""
 
     value: float
     low: float | None

@@ -121,16 +121,20 @@ def encoder(name: str, head: Any, mixers: str | list[str], settings: dict[str, A
     vocab_size = config.vocab_size
     for key, value in {**settings, "mixer": mixers, "vocab_size": vocab_size}.items():
         setattr(config, key, value)
+    own = own_mixer(name)
+    misfit = UsageError(
+        f"{name} mixes by {own}, and {config.mixer} cannot go on from its weights",
+        "Leave --init out." if ";" in own else f"Give --mixer {own!r}, or leave --init out.",
+    )
     try:
         model, info = loaded(head, where, config, {"dtype": torch.float32})
-    except WorkError:
-        if (own := own_mixer(name)) == config.mixer:
+    except WorkError as error:
+        if own == config.mixer or "missing keys" not in str(error):
             raise
-        raise UsageError(
-            f"{name} mixes by {own}, and {config.mixer} cannot go on from its weights",
-            f"Give --mixer {own!r}, or leave --init out.",
-        ) from None
+        raise misfit from None
     other = sorted(key for key, *_ in info["mismatched_keys"] if key.startswith("model."))
+    if other and own != config.mixer:
+        raise misfit
     if other:
         raise WorkError(
             f"{name} has {len(other)} weights of other shapes, the first being {other[0]}",

@@ -97,11 +97,6 @@ class Masked(Objective):
     def __post_init__(self) -> None:
         if not self.power > 0:
             raise UsageError(f"{self.name}(power={self.power}) must be positive")
-        if self.power != Masked.power and self.schedule != "polynomial":
-            raise UsageError(
-                f"{self.name}(power={self.power}) changes nothing in a schedule that is {self.schedule}",
-                "Leave power out, or give schedule='polynomial'.",
-            )
         if self.block is not None and self.block < 1:
             raise UsageError(f"{self.name}(block={self.block}) must be 1 or more")
         if self.block is not None and self.schedule != "linear":
@@ -111,6 +106,11 @@ class Masked(Objective):
             )
 
     def check(self, config: TrainConfig) -> None:
+        if self.power != Masked.power and self.schedule != "polynomial":
+            raise UsageError(
+                f"{self.name}(power={self.power}) changes nothing in a schedule that is {self.schedule}",
+                "Leave power out, or give schedule='polynomial'.",
+            )
         if config.init is not None:
             raise UsageError(
                 f"{self.name} has no --init: it trains a model that sees both sides from its beginning",

@@ -108,17 +108,19 @@ class Sparse(Masked):
                 raise UsageError(f"{self.name}({key}={getattr(self, key)}) must be from 0 to 1")
         if self.feeds and not self.feedback:
             raise UsageError(f"{self.name}(feedback=0.0) trains without feedback", "Use masked.")
-        of_state = ("curriculum",) if self.state == "soft" else ("feedback", "gap", "warmup")
-        for key in of_state:
+        least, most = (1, round(1 / WRONG) - 1) if self.state == "full" else (0, None)
+        if self.k < least or (most is not None and self.k > most):
+            to = "or more" if most is None else f"to {most}"
+            raise UsageError(f"{self.name}(state={self.state!r}, k={self.k}) must have k {least} {to}")
+
+    def check(self, config: TrainConfig) -> None:
+        super().check(config)
+        for key in ("curriculum",) if self.state == "soft" else ("feedback", "gap", "warmup"):
             if getattr(self, key) != getattr(Sparse, key):
                 raise UsageError(
                     f"{self.name}({key}={getattr(self, key)}) changes nothing with state={self.state!r}",
                     f"Leave {key} out.",
                 )
-        least, most = (1, round(1 / WRONG) - 1) if self.state == "full" else (0, None)
-        if self.k < least or (most is not None and self.k > most):
-            to = "or more" if most is None else f"to {most}"
-            raise UsageError(f"{self.name}(state={self.state!r}, k={self.k}) must have k {least} {to}")
 
     def bound(self, config: TrainConfig, model: Any) -> Objective:
         tokens = model.config.vocab_size - self.extra_tokens

@@ -71,7 +71,7 @@ def pieces(tokenizer: Any) -> Decode:
 
 def up_to(step: Step, decode: Decode, text: str) -> Step:
     """Without the tokens behind a text that was cut at a stop string."""
-    words, end = decode(step.tokens), 1
+    words, end = [word.removesuffix(END) for word in decode(step.tokens)], 1
     while end < len(words) and len("".join(words[:end]).lstrip()) < len(text.lstrip()):
         end += 1
     return Step(step.tokens[:end], step.confidence[:end], step.committed[:end])

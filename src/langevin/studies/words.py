@@ -310,7 +310,7 @@ def _claim_answer(plan: Plan, results: Results, claim: Claim) -> Answer:
 def _direction(claim: Claim, found: list[Contrast]) -> str:
     """Seen, where all contrasts are confirmed that way; opposite, where one is confirmed the other way; not
     judged, where none has pairs enough to be confirmed."""
-    if all(c.state == "too few" for c in found):
+    if all(c.state in ("too few", "not judged") for c in found):
         return "not judged"
     ways = [("lower" if c.lower else "higher") if c.state in CONFIRMED else None for c in found]
     if all(way == claim.expect for way in ways):

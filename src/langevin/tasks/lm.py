@@ -188,10 +188,12 @@ class LanguageModelling(Task):
         return [*rows, *judged], {**details, **more}
 
     def not_measured(self, objective: Any) -> tuple[str, ...]:
-        """Where the likelihood is a bound, what is about predictions of single tokens."""
+        """What only `evaluate --left-to-right` gives, and, where the likelihood is a bound, what is about
+        predictions of single tokens."""
+        asked_for = ("left_to_right_nll", "left_to_right_bound")
         if objective.likelihood != "bound":
-            return ("left_to_right_nll",)
-        return ("accuracy", "entropy", *_CALIBRATION, "scaled_ece", "temperature", "ece_floor")
+            return asked_for
+        return (*asked_for, "accuracy", "entropy", *_CALIBRATION, "scaled_ece", "temperature", "ece_floor")
 
 
 def _exact(
