@@ -73,6 +73,8 @@ class WithSampling:
 class Evaluate(WithSampling):
     """What a run's model is worth on data that it was not trained on, with intervals.
 
+    langevin evaluate RUN --help has the options of the run's sampler, too.
+
     Example: langevin evaluate MODEL --task "needle(lengths='512,2048')" --data FILE
     """
 

@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _helping(arguments: list[str]) -> str:
     """The command that shows all options: some commands have more of them with a run."""
-    runs = (given for given in arguments[1:] if os.path.isdir(given))
+    runs = (given for given in arguments[1:] if os.path.isfile(os.path.join(given, "config.yaml")))
     of_a_run = arguments[:1] in (["generate"], ["evaluate"])
     run = [shlex.quote(next(runs, "RUN"))] if of_a_run else []
     return " ".join(["langevin", *arguments[:1], *run, "--help"])
