@@ -373,6 +373,7 @@ def test_a_run_is_evaluated_by_a_bound_and_compared_as_one(
     assert rows["left_to_right_nll"]["kind"] == "exact"
     assert rows["left_to_right_bound"]["kind"] == "bound"
     assert rows["left_to_right_bound"]["n"] == rows["left_to_right_nll"]["n"] < rows["nll"]["n"]
+    assert rows["left_to_right_bound"]["low"] < rows["left_to_right_bound"]["value"]
     assert rows["nll"]["se"] > 0
     assert found["masks"]["standard error by them alone"] > 0
     assert not {"ece", "accuracy", "temperature", "entropy"} & set(rows)

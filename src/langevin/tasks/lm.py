@@ -240,7 +240,7 @@ def _bound(
     """An upper bound of the loss, and on so many windows the loss of writing from left to right.
     Predictions of single tokens have no calibration here: what they are made from depends on the mask."""
     from langevin.evaluation import bounds
-    from langevin.evaluation.likelihood import summary
+    from langevin.evaluation.likelihood import TokenBounds, summary
 
     found = bounds.bounded(objective, model, windows, masks=masks, device=device)
     whole = summary(found, **sizes)
@@ -254,8 +254,9 @@ def _bound(
         )
         exact = summary(written, resamples=sizes["resamples"]).nll
         rows.append(Row.of("left_to_right_nll", exact, "exact", len(written)))
-        same = float(found.nll[: len(written)].mean())
-        rows.append(Row("left_to_right_bound", same, "bound", n=len(written)))
+        same = TokenBounds(found.nll[: len(written)], found.unit[: len(written)])
+        bound = summary(same, resamples=sizes["resamples"]).nll
+        rows.append(Row.of("left_to_right_bound", bound, "bound", len(written)))
         more["left to right"] = {"tokens": len(written), **asdict(exact)}
     return rows, more
 
