@@ -253,6 +253,28 @@ def test_it_starts_from_a_classifier_of_other_classes(
     assert "LOAD REPORT" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "remedy"),
+    [
+        ("neighbor; softmax", "softmax", "Leave --init out."),
+        ("neighbor(kind='content', iters=1)", "neighbor(kind='content', hops='dilated')", "Give --mixer"),
+    ],
+    ids=["several mixers", "other shapes"],
+)
+def test_a_mixer_that_cannot_take_the_weights_is_named_as_the_cause(
+    my_csv: Path, tmp_path: Path, own: str, other: str, remedy: str
+) -> None:
+    began, _ = langevin.train(
+        config(my_csv, mixer=own, layers=2, steps=0, epochs=None), tmp_path / "a", quiet=True
+    )
+    settings: dict[str, Any] = {"data": str(my_csv), "task": TASK, "steps": 0, "device": "cpu"}
+    with pytest.raises(UsageError, match="cannot go on from its weights") as refused:
+        langevin.train(
+            TrainConfig(**settings, init=str(began.path), mixer=other), tmp_path / "b", quiet=True
+        )
+    assert refused.value.remedy.startswith(remedy)
+
+
 def test_a_bag_of_ngrams_refuses_what_needs_layers(my_csv: Path, run: Any, tmp_path: Path) -> None:
     bag = {"objective": "classify(pooling='ngrams')", "steps": 2, "epochs": None}
     found, _ = langevin.train(config(my_csv, **bag), tmp_path / "bag", quiet=True)
