@@ -154,11 +154,16 @@ def gathered(module, x, i, causal, allowed, alive):
     hops = [2**n if config.hops == "dilated" else n + 1 for n in range(config.iters)]
     taps = own.taps.reshape(-1, W)
     places = [i, *(i - hop for hop in hops), *([] if causal else [i + hop for hop in hops])]
-    total = x.new_zeros(W)
-    for tap, j in zip(taps, places, strict=True):
-        if allowed(i, j) and alive(j):
-            given = own.into.weight @ x[j] + own.into.bias
-            total = total + tap * given[W : 2 * W] / (1 + (-given[:W]).exp())
+    seen = [j for j in range(len(x)) if allowed(i, j) and alive(j)]
+
+    def given(j):
+        b, v, _ = (own.into.weight @ x[j] + own.into.bias).chunk(3)
+        return v / (1 + (-b).exp())
+
+    total = sum((tap * given(j) for tap, j in zip(taps, places, strict=False) if j in seen), x.new_zeros(W))
+    assert len(taps) == len(places) + config.mean
+    if config.mean and seen:
+        total = total + taps[-1] * sum(given(j) for j in seen) / len(seen)
     c = (own.into.weight @ x[i] + own.into.bias)[2 * W :]
     return own.out.weight @ (total * c / (1 + (-c).exp())) + own.out.bias
 

@@ -35,7 +35,7 @@ def run(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         task="classify(text_column='review', label_column='stars')",
         data=str(table),
         tokenizer="words",
-        mixer="neighbor(kind='content', hops='dilated')",
+        mixer="neighbor(kind='content', hops='dilated', mean=True)",
         layers=1,
         width=64,
         heads=2,

@@ -178,6 +178,7 @@ def test_state_sizes():
     assert size("sima", 100) == size("sima", 100_000) == 4 * 16 * (16 + 2)
     assert size("neighbor", 100) == 4 * 64
     assert size("neighbor(hops='dilated')", 100) == 15 * 64
+    assert size("neighbor(kind='content', hops='dilated', mean=True)", 100) == (8 + 1) * 64
     assert size("neighbor(kind='recurrent')", 100) == 64
 
 

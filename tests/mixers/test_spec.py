@@ -57,6 +57,7 @@ def test_a_spec_reads_and_writes(text, canonical):
         ("neighbor(alpha=2)", "between 0 and 1"),
         ("neighbor(kind='content', alpha=0.7)", "learns what a token keeps"),
         ("neighbor(kind='recurrent', iters=8)", "hears all tokens"),
+        ("neighbor(mean=True)", "has no weight for a mean"),
         ("neighbor(shared=1)", "True or False"),
         ("ssmax(train_length=1)", "must be 2 or more"),
     ],

@@ -18,7 +18,7 @@ from langevin.models.heads import LangevinForCausalLM
 
 OF_CONSTANT_SIZE = [
     *("sima", "sima(scale='n')+drift", "neighbor", "neighbor(hops='dilated')"),
-    *("neighbor(kind='content', hops='dilated')", "neighbor(kind='recurrent')"),
+    *("neighbor(kind='content', hops='dilated', mean=True)", "neighbor(kind='recurrent')"),
 ]
 EVERY = [*ATTENTION, *OF_CONSTANT_SIZE[1:]]
 

@@ -19,7 +19,7 @@ from langevin.models.heads import LangevinForSequenceClassification
 
 MIXERS = (
     "neighbor",
-    "neighbor(kind='content', hops='dilated')",
+    "neighbor(kind='content', hops='dilated', mean=True)",
     "neighbor(kind='recurrent')",
     "softmax",
     "ssmax",

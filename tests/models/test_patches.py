@@ -20,7 +20,14 @@ from langevin.models.heads import LangevinForImageClassification
 from langevin.models.patches import Patches
 from langevin.training.optim import groups
 
-MIXERS = ("softmax", "ssmax", "heat(t='head')", "sigmoid", "sima", "neighbor(kind='content', corners=True)")
+MIXERS = (
+    "softmax",
+    "ssmax",
+    "heat(t='head')",
+    "sigmoid",
+    "sima",
+    "neighbor(kind='content', corners=True, mean=True)",
+)
 
 
 def config(**changes: Any) -> LangevinConfig:

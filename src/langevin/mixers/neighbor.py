@@ -12,6 +12,8 @@ Every token says which share of v it gives and what it takes of the sum; channel
     b_i, v_i, c_i  =  W x_i;    g_i  =  σ(b_i) ⊙ v_i
     y_i  =  W_o ( SiLU(c_i) ⊙ Σ_δ ( t_δ ⊙ g_{i-δ} + t_-δ ⊙ g_{i+δ} ) )
 
+mean=True adds one more distance, all tokens at once: t_∞ ⊙ (1/n_i) Σ_j g_j over the n_i tokens that i sees.
+
 kind='recurrent' hears the next token only, which passes on what it has heard, and so all of them: half of
 the channels come from the left, half from the right. Every token says how much it lets through:
 
@@ -62,6 +64,7 @@ class Neighbor:
     hops: Literal[1, "dilated"] = 1
     noise: float = 0.0
     corners: bool = False
+    mean: bool = False
 
     name: ClassVar[str]
     has_grid: ClassVar[bool] = True
@@ -70,6 +73,7 @@ class Neighbor:
         "neighbor(hops='dilated')",
         "neighbor(kind='linear')",
         "neighbor(kind='content', hops='dilated')",
+        "neighbor(kind='content', hops='dilated', mean=True)",
         "neighbor(kind='recurrent')",
     )
 
@@ -91,6 +95,11 @@ class Neighbor:
                 "neighbor(kind='recurrent') hears all tokens, and learns what they let through",
                 "Leave iters, alpha, shared and hops out.",
             )
+        if self.mean and self.kind != "content":
+            raise UsageError(
+                f"neighbor(kind='{self.kind}') has no weight for a mean",
+                "Say kind='content', or leave it out.",
+            )
         if self.hops == "dilated" and self.iters > 30:
             raise UsageError(f"neighbor(iters={self.iters}) doubles its hop too often", "Use 30.")
 
@@ -108,7 +117,9 @@ class Neighbor:
         """How many inputs are kept for what comes, of each iteration."""
         if self.kind == "recurrent":
             return [1]
-        return [max(self.distances)] if self.kind == "content" else self.distances
+        if self.kind == "content":
+            return [max(self.distances), *([1] if self.mean else [])]
+        return self.distances
 
     def offsets(self, causal: bool) -> list[int]:
         """Where kind='content' looks, counted backwards."""
@@ -146,7 +157,8 @@ class NeighborMixer(nn.Module):
         own, beside = (1, 2 if causal else 3) if grid is None else (len(self.around) // 2, len(self.around))
         copies = 1 if self.config.shared else self.config.iters
         if self.config.kind == "content":
-            self.content, copies = Content(width, 1 + self.config.iters * (beside - 1)), 0
+            distances = 1 + self.config.iters * (beside - 1)
+            self.content, copies = Content(width, distances, self.config.mean), 0
         elif self.config.kind == "recurrent":
             self.recurrent, copies = Recurrent(width), 0
         step = MLPStep if self.config.kind == "mlp" else LinearStep
@@ -168,7 +180,7 @@ class NeighborMixer(nn.Module):
         x_BLW = only_real(self._noised(x_BLW), view)
         before: tuple[Tensor | None, ...] = state or (None,) * len(self.config.state_lengths)
         if self.content is not None:
-            h, kept = self._by_content(self.content, x_BLW, view, *before)
+            h, kept = self._by_content(self.content, x_BLW, view, before)
         elif self.recurrent is not None:
             h, kept = self._passed_on(self.recurrent, x_BLW, view, *before)
         else:
@@ -193,13 +205,13 @@ class NeighborMixer(nn.Module):
         return h, kept
 
     def _by_content(
-        self, content: Content, x_BLW: Tensor, view: View, before: Tensor | None
+        self, content: Content, x_BLW: Tensor, view: View, before: tuple[Tensor | None, ...]
     ) -> tuple[Tensor, list[Tensor]]:
         given, taken = content.begin(x_BLW)
         given, kept = only_real(given, view), []
         if self.grid is None:
             reach, L = max(self.config.distances), x_BLW.shape[1]
-            longer = self._longer(given, before, reach)
+            longer = self._longer(given, before[0], reach)
             kept = [longer[:, L : L + reach]]
             heard = [
                 only_shown(longer[:, reach - hop : reach - hop + L], view, hop)
@@ -208,28 +220,38 @@ class NeighborMixer(nn.Module):
         else:
             around = [self._in_grid(given, hop) for hop in self.config.distances]
             heard = [given, *(h for hop in around for i, h in enumerate(hop) if 2 * i + 1 != len(hop))]
+        if self.config.mean:
+            mean, total = self._mean(given, view, before[-1])
+            heard.append(mean)
+            kept.append(total)
         taps_NW = content.taps.to(given.dtype).view(len(heard), self.width)
         parts = [tap * h for tap, h in zip(taps_NW, heard, strict=True)]
         return content.out(taken * sum(parts[1:], parts[0])), kept
 
+    def _mean(self, given_BLW: Tensor, view: View, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of what the tokens give that each one sees, and the sum at the end for what comes."""
+        refuse_masks(view)
+        given = given_BLW.to(wide(given_BLW.dtype))
+        if self.causal or view.starts_BQ is not None:
+            total = carried(only_shown(torch.ones_like(given), view, 1), given, before)
+        else:
+            total = given.sum(1, keepdim=True)
+        last = total[:, -1:]
+        if view.ends_BQ is not None:
+            total = total.gather(1, view.ends_BQ[..., None].expand_as(given))
+        n = view.visible_BQ.clamp_min(1)[:, : total.shape[1], None]
+        return (total / n).to(given_BLW.dtype), last
+
     def _passed_on(
         self, recurrent: Recurrent, x_BLW: Tensor, view: View, before: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
-        if not view.free:
-            raise UsageError(
-                "what tokens pass on to each other knows no mask but padding and documents",
-                "Choose another kind of neighbor.",
-            )
+        refuse_masks(view)
         given, through, taken = recurrent.begin(x_BLW)
         given = only_real(given, view)
         if view.real_BK is not None:
             through = torch.where(view.at_queries(view.real_BK)[..., None], through, 1.0)
         if self.causal:
-            through = only_shown(through, view, 1)
-            if before is not None:
-                first = given[:, :1] + through[:, :1] * before.view(len(given), 1, self.width)
-                given = torch.cat([first, given[:, 1:]], 1)
-            heard = recurrence(through, given)
+            heard = carried(only_shown(through, view, 1), given, before)
         else:
             left, right = through.tensor_split(2, -1)
             through = torch.cat([only_shown(left, view, 1), only_shown(right, view, -1)], -1)
@@ -259,6 +281,22 @@ class NeighborMixer(nn.Module):
         return x_BLW + self.config.noise * rms * torch.randn_like(x_BLW)
 
 
+def refuse_masks(view: View) -> None:
+    if not view.free:
+        raise UsageError(
+            "what tokens pass on to each other knows no mask but padding and documents",
+            "Choose another kind of neighbor, or none with mean=True.",
+        )
+
+
+def carried(through_BLW: Tensor, given_BLW: Tensor, before: Tensor | None) -> Tensor:
+    """s_i = a_i ⊙ s_{i-1} + g_i from what came before on, or from zero."""
+    if before is not None:
+        first = given_BLW[:, :1] + through_BLW[:, :1] * before.view_as(given_BLW[:, :1])
+        given_BLW = torch.cat([first, given_BLW[:, 1:]], 1)
+    return recurrence(through_BLW, given_BLW)
+
+
 def only_shown(moved_BLW: Tensor, view: View, hop: int) -> Tensor:
     """What stands `hop` before each token, and zero where the view does not show it: there are zeros
     beyond the ends and at padding anyway."""
@@ -274,14 +312,34 @@ def only_real(h_BLW: Tensor, view: View) -> Tensor:
     return torch.where(view.at_queries(view.real_BK)[..., None], h_BLW, 0.0)
 
 
+class Gates(nn.Linear):
+    """b, v, c and perhaps f side by side, from x. c starts where SiLU(c) is 1: a gate that starts at zero
+    lets next to nothing through, and next to no gradient back."""
+
+    OPEN = 1.2785
+
+    def __init__(self, width: int, parts: int) -> None:
+        super().__init__(width, parts * width)
+        with torch.no_grad():
+            self.bias.copy_(self.start())
+
+    def start(self) -> Tensor:
+        """The bias that a new model has."""
+        width = self.in_features
+        bias = torch.zeros_like(self.bias)
+        bias[2 * width : 3 * width] = self.OPEN
+        return bias
+
+
 class Content(nn.Module):
     """What each token gives and takes, the weights of the distances, and what becomes of it."""
 
-    def __init__(self, width: int, distances: int) -> None:
+    def __init__(self, width: int, distances: int, mean: bool) -> None:
         super().__init__()
-        self.into = nn.Linear(width, 3 * width)  # b, v and c side by side
-        self.taps = nn.Parameter(torch.empty(distances * width))  # flat: it is no matrix
-        nn.init.normal_(self.taps, std=distances**-0.5)
+        self.into = Gates(width, 3)
+        taps = torch.randn(distances, width) * distances**-0.5
+        far = torch.ones(int(mean), width)
+        self.taps = nn.Parameter(torch.cat([taps, far]).flatten())  # flat: it is no matrix
         self.out = nn.Linear(width, width)
 
     def begin(self, x_BLW: Tensor) -> tuple[Tensor, Tensor]:
@@ -294,7 +352,7 @@ class Recurrent(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.into = nn.Linear(width, 4 * width)  # b, v, c and f side by side
+        self.into = Gates(width, 4)
         tokens = torch.logspace(0, math.log10(LONGEST_MEMORY), -(-width // 2))  # on each side
         self.keep = nn.Parameter(tokens.log().repeat(2)[:width])  # k: σ(k) = tokens / (1 + tokens)
         self.out = nn.Linear(width, width)

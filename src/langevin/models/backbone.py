@@ -23,6 +23,7 @@ from langevin.errors import UsageError, WorkError
 from langevin.kernels.view import View, readable
 from langevin.mixers import build
 from langevin.mixers.mechanism import Mechanism, Scalars
+from langevin.mixers.neighbor import Gates
 from langevin.models.attention import ROPE_BASE, Rotation, angles, planar, rotary, visible
 from langevin.models.cache import extent
 from langevin.models.config import LangevinConfig
@@ -147,6 +148,8 @@ class LangevinPreTrainedModel(PreTrainedModel):
                 init.zeros_(weight)
         elif isinstance(module, Convolution):
             module.start()
+        elif isinstance(module, Gates):
+            init.copy_(module.bias, module.start())
         elif isinstance(module, Patches) and module.token is not None:
             init.zeros_(module.token)
 
