@@ -22,6 +22,10 @@ class Diverged(WorkError):
     """Training left the finite numbers."""
 
 
+class MissingWeights(WorkError):
+    """A saved model lacks weights that its layers need."""
+
+
 def unknown(kind: str, received: str, valid: Iterable[str], more: str = "") -> UsageError:
     """An error for a name that is not in a registry, naming the nearest valid one."""
     import difflib

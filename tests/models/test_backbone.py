@@ -281,6 +281,20 @@ def test_scalars_that_a_folder_lacks_start_as_in_a_new_model(tmp_path: Path) -> 
         assert torch.equal(p, expected), name
 
 
+@pytest.mark.parametrize("kind", ["content", "recurrent"])
+def test_the_gates_of_a_new_model_let_through_what_is_heard(kind: str, tmp_path: Path) -> None:
+    made = LangevinForCausalLM(config(mixer=f"neighbor(kind='{kind}')"))
+    for block in made.model.blocks:
+        into = getattr(block.attention.langevin, kind).into
+        b, v, c, *f = into.bias.chunk(into.out_features // into.in_features)
+        torch.testing.assert_close(torch.nn.functional.silu(c), torch.ones_like(c), rtol=0, atol=1e-4)
+        assert not any(x.any() for x in (b, v, *f))
+        torch.nn.init.zeros_(into.bias)
+    made.save_pretrained(tmp_path)
+    again = LangevinForCausalLM.from_pretrained(tmp_path)
+    assert not again.get_parameter(f"model.blocks.0.attention.langevin.{kind}.into.bias").any()
+
+
 def test_a_weight_that_a_folder_lacks_is_missed(tmp_path: Path) -> None:
     model().save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")

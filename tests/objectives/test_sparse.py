@@ -554,6 +554,7 @@ def test_what_does_not_go_with_it_is_refused_in_words(
     assert "--batch 5" in told
     assert "curriculum=0.5) changes nothing" in refused("sparse(curriculum=0.5)")
     assert "gap=0.5) changes nothing" in refused("sparse(state='full', gap=0.5)")
+    assert "gap=0.5) changes nothing with state='soft' and k=0" in refused("sparse(k=0, gap=0.5)")
     assert OBJECTIVES.parse("sparse(state='full', gap=0.5)").gap == 0.5  # a run that has it can be read
     with pytest.raises(UsageError, match="sparse has no --init"):
         Sparse().check(small(tmp_path, init="gpt2"))

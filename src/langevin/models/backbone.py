@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
-from langevin.errors import UsageError, WorkError
+from langevin.errors import MissingWeights, UsageError
 from langevin.kernels.view import View, readable
 from langevin.mixers import build
 from langevin.mixers.mechanism import Mechanism, Scalars
@@ -129,7 +129,7 @@ class LangevinPreTrainedModel(PreTrainedModel):
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         missing = [k for k in info["missing_keys"] if ".blocks." in f".{k}" and ".scalars." not in k]
         if missing and "state_dict" not in kwargs:
-            raise WorkError(
+            raise MissingWeights(
                 f"{args[0]} has {len(missing)} missing keys, the first being {min(missing)}",
                 "Load it with the settings it was saved with, or save it again.",
             )

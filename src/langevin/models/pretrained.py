@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from langevin.data.hub import data_root, reachable
-from langevin.errors import UsageError, WorkError
+from langevin.errors import MissingWeights, UsageError, WorkError
 
 _COUNT_FROM_PADDING = (
     *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm"),
@@ -128,8 +128,8 @@ def encoder(name: str, head: Any, mixers: str | list[str], settings: dict[str, A
     )
     try:
         model, info = loaded(head, where, config, {"dtype": torch.float32})
-    except WorkError as error:
-        if own == config.mixer or "missing keys" not in str(error):
+    except MissingWeights:
+        if own == config.mixer:
             raise
         raise misfit from None
     other = sorted(key for key, *_ in info["mismatched_keys"] if key.startswith("model."))

@@ -115,10 +115,13 @@ class Sparse(Masked):
 
     def check(self, config: TrainConfig) -> None:
         super().check(config)
-        for key in ("curriculum",) if self.state == "soft" else ("feedback", "gap", "warmup"):
+        idle = [] if self.feeds else ["feedback", "gap", "warmup"]
+        idle += ["curriculum"] if self.state == "soft" else []
+        for key in idle:
             if getattr(self, key) != getattr(Sparse, key):
                 raise UsageError(
-                    f"{self.name}({key}={getattr(self, key)}) changes nothing with state={self.state!r}",
+                    f"{self.name}({key}={getattr(self, key)}) changes nothing with state={self.state!r}"
+                    + ("" if self.k else " and k=0"),
                     f"Leave {key} out.",
                 )
 
