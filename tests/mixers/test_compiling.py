@@ -8,6 +8,7 @@ from torch.export import Dim, export
 import langevin
 
 RECURRENT = "neighbor(kind='recurrent')"
+MEAN = "neighbor(kind='content', hops='dilated', mean=True)"
 SPECS = [
     "softmax",
     "ssmax",
@@ -68,7 +69,7 @@ def test_a_few_graphs_serve_all_lengths_and_batch_sizes(spec, view):
     assert counter.frame_count <= (4 if view == "window" else 3)
 
 
-@pytest.mark.parametrize("spec", ["softmax", "sigmoid", "neighbor", RECURRENT])
+@pytest.mark.parametrize("spec", ["softmax", "sigmoid", "neighbor", MEAN, RECURRENT])
 def test_two_graphs_of_a_module_serve_all_lengths(spec):
     torch._dynamo.reset()
     options = {} if spec.startswith("neighbor") else {"positions": "rope"}

@@ -7,6 +7,8 @@ import torch
 
 import langevin
 from langevin import mixers
+from langevin.errors import UsageError
+from langevin.kernels.view import View
 
 LENGTH = 23
 
@@ -166,6 +168,55 @@ def test_what_stands_at_padding_reaches_neither_output_nor_gradients_of_neighbor
         out = module(given, key_padding_mask=real)[real]
         found.append([out, *torch.autograd.grad(out.square().sum(), [given, *module.parameters()])])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+MEAN = "neighbor(kind='content', hops='dilated', mean=True)"
+
+
+def test_a_mean_of_many_tokens_does_not_overflow_in_half_precision():
+    for causal in (True, False):
+        module = mixers.build(MEAN, width=8, heads=2, causal=causal).half()
+        torch.nn.init.constant_(module.mixer.content.into.bias[8:16], 40.0)
+        out = module(torch.randn(1, 1, 8).half().expand(1, 4000, 8))  # sums of 80,000
+        assert out.isfinite().all()
+        torch.testing.assert_close(out[:, 3900], out[:, 20], rtol=1e-3, atol=0)
+
+
+def test_a_mean_is_of_what_a_mask_of_any_shape_shows():
+    module = mixers.build(MEAN, width=8, heads=2, causal=False).double()
+    content, x, mask = module.mixer.content, torch.randn(2, 7, 8).double(), torch.rand(2, 7, 7) < 0.6
+    content.taps.data[:-8] = 0
+    given, taken = content.begin(x)
+    seen = mask.double()
+    mean = (seen @ given) / seen.sum(-1, keepdim=True).clamp_min(1)
+    actual = module(x, view=View.from_mask(mask, causal=False))
+    torch.testing.assert_close(actual, content.out(taken * content.taps[-8:] * mean))
+
+
+@pytest.mark.parametrize("spec", [MEAN, "neighbor(kind='recurrent')"])
+def test_a_sum_over_what_is_past_refuses_masks_it_cannot_follow(spec):
+    module = mixers.build(spec, width=8, heads=2)
+    mask = torch.ones(1, 5, 5, dtype=torch.bool).tril()
+    mask[0, 4, 1] = False  # seen by others
+    with pytest.raises(UsageError, match="not one of text, padding and documents"):
+        module(torch.randn(1, 5, 8), view=View.from_mask(mask, causal=True))
+
+
+@pytest.mark.parametrize("spec", [MEAN, "neighbor(kind='recurrent')"])
+def test_no_more_tokens_change_nothing_of_what_is_kept(spec):
+    module = mixers.build(spec, width=8, heads=2)
+    x, cache = torch.randn(2, 6, 8), module.new_cache()
+    parts = [module(part, cache=cache) for part in x.split([4, 0, 2], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), module(x))
+
+
+def test_a_mean_of_patches_is_of_all_of_them():
+    torch.manual_seed(0)
+    spec = "neighbor(kind='content', mean=True)"
+    plain = [mixers.build(spec, width=8, heads=2, causal=causal, grid=(2, 3)) for causal in (True, False)]
+    plain[0].load_state_dict(plain[1].state_dict())
+    x = torch.randn(1, 6, 8)
+    assert torch.equal(plain[0](x), plain[1](x))
 
 
 def test_state_sizes():

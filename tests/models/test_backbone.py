@@ -283,16 +283,32 @@ def test_scalars_that_a_folder_lacks_start_as_in_a_new_model(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", ["content", "recurrent"])
 def test_the_gates_of_a_new_model_let_through_what_is_heard(kind: str, tmp_path: Path) -> None:
-    made = LangevinForCausalLM(config(mixer=f"neighbor(kind='{kind}')"))
+    mixer = f"neighbor(kind='{kind}'{', mean=True' if kind == 'content' else ''})"
+    made = LangevinForCausalLM(config(mixer=mixer))
     for block in made.model.blocks:
         into = getattr(block.attention.langevin, kind).into
         b, v, c, *f = into.bias.chunk(into.out_features // into.in_features)
         torch.testing.assert_close(torch.nn.functional.silu(c), torch.ones_like(c), rtol=0, atol=1e-4)
         assert not any(x.any() for x in (b, v, *f))
+        if kind == "content":
+            assert torch.equal(
+                block.attention.langevin.content.taps[-into.in_features :], torch.ones_like(c)
+            )
         torch.nn.init.zeros_(into.bias)
     made.save_pretrained(tmp_path)
     again = LangevinForCausalLM.from_pretrained(tmp_path)
     assert not again.get_parameter(f"model.blocks.0.attention.langevin.{kind}.into.bias").any()
+
+
+def test_weights_of_distances_that_do_not_fit_start_anew(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    LangevinForCausalLM(config(mixer="neighbor(kind='content', iters=2)")).save_pretrained(tmp_path)
+    wider = config(mixer="neighbor(kind='content', iters=3, mean=True)")
+    made = LangevinForCausalLM.from_pretrained(tmp_path, config=wider, ignore_mismatched_sizes=True)
+    for block in made.model.blocks:
+        near, far = block.attention.langevin.content.taps.view(5, -1).split([4, 1])
+        assert near.std().item() == pytest.approx(0.5, rel=0.2)
+        assert torch.equal(far, torch.ones_like(far))
 
 
 def test_a_weight_that_a_folder_lacks_is_missed(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ ATTENTION = [
     "sima",
     "softmax+drift(kind='gate')",
 ]
-EVERY = [*ATTENTION, "neighbor"]
+EVERY = [*ATTENTION, "neighbor", "neighbor(kind='content', mean=True)", "neighbor(kind='recurrent')"]
 CAUSAL = ["gpt2", "llama"]
 FAMILIES = [*CAUSAL, "bert", "vit"]
 _TEXT = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}

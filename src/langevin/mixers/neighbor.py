@@ -121,6 +121,11 @@ class Neighbor:
             return [max(self.distances), *([1] if self.mean else [])]
         return self.distances
 
+    @property
+    def sums(self) -> bool:
+        """Whether tokens hear all of a text, and not only those at some distances."""
+        return self.mean or self.kind == "recurrent"
+
     def offsets(self, causal: bool) -> list[int]:
         """Where kind='content' looks, counted backwards."""
         return [0, *self.distances, *([] if causal else [-hop for hop in self.distances])]
@@ -143,7 +148,8 @@ class NeighborMixer(nn.Module):
     ) -> None:
         super().__init__()
         check_heads(width, heads)
-        self.spec, self.width, self.heads, self.causal, self.grid = spec, width, heads, causal, grid
+        self.spec, self.width, self.heads, self.grid = spec, width, heads, grid
+        self.causal = causal and grid is None
         self.config: Neighbor = spec.mixer
         if self.config.corners and grid is None:
             raise UsageError("tokens of a text have no corners", "Leave corners out.")
@@ -177,6 +183,8 @@ class NeighborMixer(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Mixed x, and the state after it: the last inputs of every iteration. x comes after the tokens of
         a state, of which the view shows what may be seen."""
+        if state is not None and x_BLW.shape[1] == 0:
+            return x_BLW, state
         x_BLW = only_real(self._noised(x_BLW), view)
         before: tuple[Tensor | None, ...] = state or (None,) * len(self.config.state_lengths)
         if self.content is not None:
@@ -230,10 +238,17 @@ class NeighborMixer(nn.Module):
 
     def _mean(self, given_BLW: Tensor, view: View, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """Of what the tokens give that each one sees, and the sum at the end for what comes."""
-        refuse_masks(view)
         given = given_BLW.to(wide(given_BLW.dtype))
-        if self.causal or view.starts_BQ is not None:
+        if view.dense_BQK is not None and view.whole:
+            total = view.dense_BQK.to(given.dtype) @ given
+        elif not view.free:
+            raise UsageError(
+                "a mean of all tokens so far knows no mask but padding and documents", "Leave mean out."
+            )
+        elif view.starts_BQ is not None:
             total = carried(only_shown(torch.ones_like(given), view, 1), given, before)
+        elif self.causal:
+            total = given.cumsum(1) if before is None else given.cumsum(1) + before.view_as(given[:, :1])
         else:
             total = given.sum(1, keepdim=True)
         last = total[:, -1:]
@@ -245,7 +260,11 @@ class NeighborMixer(nn.Module):
     def _passed_on(
         self, recurrent: Recurrent, x_BLW: Tensor, view: View, before: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
-        refuse_masks(view)
+        if not view.free:
+            raise UsageError(
+                "what tokens pass on to each other knows no mask but padding and documents",
+                "Choose another kind of neighbor.",
+            )
         given, through, taken = recurrent.begin(x_BLW)
         given = only_real(given, view)
         if view.real_BK is not None:
@@ -281,14 +300,6 @@ class NeighborMixer(nn.Module):
         return x_BLW + self.config.noise * rms * torch.randn_like(x_BLW)
 
 
-def refuse_masks(view: View) -> None:
-    if not view.free:
-        raise UsageError(
-            "what tokens pass on to each other knows no mask but padding and documents",
-            "Choose another kind of neighbor, or none with mean=True.",
-        )
-
-
 def carried(through_BLW: Tensor, given_BLW: Tensor, before: Tensor | None) -> Tensor:
     """s_i = a_i ⊙ s_{i-1} + g_i from what came before on, or from zero."""
     if before is not None:
@@ -320,15 +331,14 @@ class Gates(nn.Linear):
 
     def __init__(self, width: int, parts: int) -> None:
         super().__init__(width, parts * width)
-        with torch.no_grad():
-            self.bias.copy_(self.start())
+        self.bias = nn.Parameter(self.start()["bias"])
 
-    def start(self) -> Tensor:
-        """The bias that a new model has."""
+    def start(self) -> dict[str, Tensor]:
+        """What a new model has."""
         width = self.in_features
-        bias = torch.zeros_like(self.bias)
+        bias = torch.zeros(self.out_features)
         bias[2 * width : 3 * width] = self.OPEN
-        return bias
+        return {"bias": bias}
 
 
 class Content(nn.Module):
@@ -336,11 +346,15 @@ class Content(nn.Module):
 
     def __init__(self, width: int, distances: int, mean: bool) -> None:
         super().__init__()
+        self.distances, self.mean = distances, mean
         self.into = Gates(width, 3)
-        taps = torch.randn(distances, width) * distances**-0.5
-        far = torch.ones(int(mean), width)
-        self.taps = nn.Parameter(torch.cat([taps, far]).flatten())  # flat: it is no matrix
+        self.taps = nn.Parameter(self.start()["taps"])
         self.out = nn.Linear(width, width)
+
+    def start(self) -> dict[str, Tensor]:
+        width = self.into.in_features
+        near = torch.randn(self.distances, width) * self.distances**-0.5
+        return {"taps": torch.cat([near, torch.ones(int(self.mean), width)]).flatten()}  # it is no matrix
 
     def begin(self, x_BLW: Tensor) -> tuple[Tensor, Tensor]:
         b, v, c = self.into(x_BLW).chunk(3, -1)
@@ -353,9 +367,13 @@ class Recurrent(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.into = Gates(width, 4)
-        tokens = torch.logspace(0, math.log10(LONGEST_MEMORY), -(-width // 2))  # on each side
-        self.keep = nn.Parameter(tokens.log().repeat(2)[:width])  # k: σ(k) = tokens / (1 + tokens)
         self.out = nn.Linear(width, width)
+        self.keep = nn.Parameter(self.start()["keep"])
+
+    def start(self) -> dict[str, Tensor]:
+        width = self.out.in_features
+        tokens = torch.logspace(0, math.log10(LONGEST_MEMORY), -(-width // 2))  # on each side
+        return {"keep": tokens.log().repeat(2)[:width]}  # k: σ(k) = tokens / (1 + tokens)
 
     def begin(self, x_BLW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """g and a, in float32 or better for their sums and products are long, and r ⊙ SiLU(c)."""

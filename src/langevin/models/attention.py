@@ -296,6 +296,8 @@ class NeighborMixing(Mixing):
         if weights:
             remedy = "It mixes neighbours directly: ask for another layer."
             raise UsageError("neighbor has no attention weights", remedy)
+        if self.causal and self.langevin.config.sums:
+            view = in_order(view)
         layer = None if cache is None else state_layer(cache, self.layer_idx)
         y, state = self.langevin(x_BLW, view, None if layer is None else layer.state)
         if layer is not None:

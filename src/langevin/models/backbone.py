@@ -23,7 +23,7 @@ from langevin.errors import MissingWeights, UsageError
 from langevin.kernels.view import View, readable
 from langevin.mixers import build
 from langevin.mixers.mechanism import Mechanism, Scalars
-from langevin.mixers.neighbor import Gates
+from langevin.mixers.neighbor import Content, Gates, Recurrent
 from langevin.models.attention import ROPE_BASE, Rotation, angles, planar, rotary, visible
 from langevin.models.cache import extent
 from langevin.models.config import LangevinConfig
@@ -137,7 +137,7 @@ class LangevinPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, Scalars):
+        if isinstance(module, Scalars | Content | Gates | Recurrent):
             for name, value in module.start().items():
                 init.copy_(getattr(module, name), value)
         elif isinstance(module, Readout):
@@ -148,8 +148,6 @@ class LangevinPreTrainedModel(PreTrainedModel):
                 init.zeros_(weight)
         elif isinstance(module, Convolution):
             module.start()
-        elif isinstance(module, Gates):
-            init.copy_(module.bias, module.start())
         elif isinstance(module, Patches) and module.token is not None:
             init.zeros_(module.token)
 
