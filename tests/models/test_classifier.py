@@ -117,13 +117,13 @@ def test_both_ends_of_a_text_are_joined() -> None:
     torch.testing.assert_close(model._pooled(states, real), joined)
 
 
-def test_a_text_of_nothing_has_an_answer() -> None:
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_text_of_nothing_has_an_answer(mixer: str) -> None:
     for pooling in {*CHOICES["pooling"]} - {"class"}:
-        model = classifier(pooling=pooling)
-        found = model(
-            input_ids=torch.zeros(2, 3, dtype=torch.long), attention_mask=torch.zeros(2, 3)
-        ).logits
-        assert found.isfinite().all()
+        model = classifier(pooling=pooling, mixer=mixer)
+        for length in (3, 0):
+            nothing = torch.zeros(2, length, dtype=torch.long)
+            assert model(input_ids=nothing, attention_mask=nothing).logits.isfinite().all()
 
 
 def test_it_is_saved_and_read_by_the_auto_class_and_the_pipeline(tmp_path: Path) -> None:

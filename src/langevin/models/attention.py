@@ -262,11 +262,10 @@ class Attention(Mixing):
     def mixed(
         self, x_BLW: Tensor, view: View, cache: Cache | None, rotation: Rotation | None, weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        B, L, _ = x_BLW.shape
-        shape = (B, L, -1, self.head_dim)
-        q = self.q_norm(self.q_proj(x_BLW).view(shape)).transpose(1, 2)
-        k = self.k_norm(self.k_proj(x_BLW).view(shape)).transpose(1, 2)
-        v = self.v_proj(x_BLW).view(shape).transpose(1, 2)
+        L, heads = x_BLW.shape[1], (-1, self.head_dim)
+        q = self.q_norm(self.q_proj(x_BLW).unflatten(-1, heads)).transpose(1, 2)
+        k = self.k_norm(self.k_proj(x_BLW).unflatten(-1, heads)).transpose(1, 2)
+        v = self.v_proj(x_BLW).unflatten(-1, heads).transpose(1, 2)
         if self.positions == "rope":
             if rotation is None:
                 rotation = rotary(torch.arange(L, device=q.device) + view.past, self.head_dim, q.dtype)

@@ -234,6 +234,9 @@ class LangevinForSequenceClassification(LangevinPreTrainedModel):
         ones."""
         given = input_ids if inputs_embeds is None else inputs_embeds
         assert given is not None
+        if given.shape[1] == 0:  # a text of nothing is one of padding
+            given = given.new_zeros(len(given), 1, *given.shape[2:])
+            attention_mask = given.new_zeros(given.shape[:2])
         real = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
         if attention_mask is not None:
             real = attention_mask.bool()
