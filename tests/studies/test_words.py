@@ -111,6 +111,14 @@ def test_as_good_needs_the_90_percent_interval_inside_the_margin():
     assert one(values)[0] == "not confirmed"
 
 
+def test_an_answer_names_what_is_as_good_beside_what_is_better():
+    near = [b + n for b, n in zip(BASE, NOISE, strict=True)]
+    _, results = judged({"softmax": BASE, "far": shifted(-0.3), "ours": near, "mine": near}, margin=0.02)
+    assert states(results) == {"far": "better", "ours": "as good", "mine": "as good"}
+    assert results.verdict.answer.startswith("far is better than softmax by ")
+    assert results.verdict.answer.endswith("; ours and mine are as good.")
+
+
 def test_too_few_seeds_judge_nothing_and_say_how_many_would():
     state, sentence, results = one([2.5] * 4, [3.0, 3.1, 2.9, 3.0])
     assert state == "too few"

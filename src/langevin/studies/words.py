@@ -147,12 +147,14 @@ def _answer(plan: Plan, results: Results, primary: list[Contrast]) -> str:
         pairs = counted(max(c.judged for c in primary), "pair")
         return f"Cannot be judged: {pairs} of runs cannot confirm a difference; it takes {plan.least}."
     good = state["better"] or state["lower"]
+    same = [c for c in primary if c.state == "as good"]
     others = [every for every in state.values() if every and every is not good]
     if good:
+        others += [same] if same else []
         said, share = _found(results, good, reference), f"{len(good)} of {len(primary)}"
         size = _largest(results, good)
         first = [f"{_named(good)} {said}{size}", f"{share} {said}{size}", f"{share} {said}"]
-    elif same := [c for c in primary if c.state == "as good"]:
+    elif same:
         first = [f"{_named(same)} {_found(results, same, reference)}"]
     elif not others:
         only = f": {observed(results, primary[0])}" if len(primary) == 1 else f" in {results.primary.label}"
@@ -181,8 +183,8 @@ def _found(results: Results, every: list[Contrast], against: str = "", state: st
     state, label, bounds = state or every[0].state, results.primary.label, results.bounded(every[0].key)
     be, have = ("is", "has") if len(every) == 1 else ("are", "have")
     if state == "as good":
-        same = f"{have} an upper bound of the {label} as low as {against}'s"
-        return same if bounds else f"{be} as good as {against}"
+        same = f"{have} an upper bound of the {label} as low" if bounds else f"{be} as good"
+        return f"{same} as {against}" + ("'s" if bounds else "") if against else same
     way = f"{be} {state}" if state in ("better", "worse") else f"{be} {state} in {label}"
     way = f"{have} a {state} upper bound of the {label}" if bounds else way
     return f"{way} than {against}" if against else way
