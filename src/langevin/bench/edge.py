@@ -40,7 +40,7 @@ from langevin.models.heads import LangevinForSequenceClassification
 from langevin.settings import TrainConfig
 from langevin.training.start import model_config
 
-ARMS = ("neighbor(kind='content', hops='dilated')", "neighbor", "sima")
+ARMS = ("neighbor(kind='content', hops='dilated', mean=True)", "neighbor", "sima")
 DISTILBERT: dict[str, Any] = {"dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072}
 CLASSES, VOCABULARY = 2, 30_522
 ROOM = 0.9  # of free memory may be filled
