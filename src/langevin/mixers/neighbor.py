@@ -98,7 +98,7 @@ class Neighbor:
         if self.mean and self.kind != "content":
             raise UsageError(
                 f"neighbor(kind='{self.kind}') has no weight for a mean",
-                "Say kind='content', or leave it out.",
+                "Say kind='content', or leave mean out.",
             )
         if self.hops == "dilated" and self.iters > 30:
             raise UsageError(f"neighbor(iters={self.iters}) doubles its hop too often", "Use 30.")
