@@ -240,7 +240,8 @@ class NeighborMixer(nn.Module):
         """Of what the tokens give that each one sees, and the sum at the end for what comes."""
         given = given_BLW.to(wide(given_BLW.dtype))
         if view.dense_BQK is not None and view.whole:
-            total = view.dense_BQK.to(given.dtype) @ given
+            with torch.autocast(given.device.type, enabled=False):
+                total = view.dense_BQK.to(given.dtype) @ given
         elif not view.free:
             raise UsageError(
                 "a mean of all tokens so far knows no mask but padding and documents", "Leave mean out."
